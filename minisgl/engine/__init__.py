@@ -1,0 +1,1 @@
+"""The runtime: requests in, tokens out."""

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints as plain modules that read like the papers' figures."""
