@@ -1,0 +1,76 @@
+"""What an engine is started with: one frozen object that checks its own values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POLICIES = ("lpm", "fcfs")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an `Engine`; every field can be given to `Engine(...)` by name.
+
+    Raises:
+        ValueError: for a value that is not allowed, with the value and what is allowed.
+    """
+
+    model: str | None = None
+    """A Hugging Face directory, a hub id, a .gguf file, or None for the embedded default model."""
+
+    device: str = "auto"
+    """"cuda", "cpu", or "auto": a GPU where there is one."""
+
+    dtype: str = "auto"
+    """Of weights and activations. "auto": the checkpoint's on a GPU that has it, else what the
+    processor is fast at (see `minisgl.engine.hardware`)."""
+
+    context_length: int | None = None
+    """Most tokens of prompt and answer together; None: what the model was trained for."""
+
+    max_running: int = 64
+    """Most requests that compute at the same time."""
+
+    prefill_budget: int = 2048
+    """Most tokens of one step; longer prompts are prefilled in chunks."""
+
+    kv_tokens: int | None = None
+    """Slots of the KV pool, in tokens; None: as many as `kv_memory_fraction` holds."""
+
+    kv_memory_fraction: float | None = None
+    """Share of the memory that is free after loading which the KV pool may take;
+    None: 0.85 on a GPU, 0.25 on a CPU (where the decode workspace may take as much again)."""
+
+    policy: str = "lpm"
+    """Order of waiting requests: "lpm" (longest prefix match first, paper section 3) or "fcfs"."""
+
+    radix_cache: bool = True
+    """Keep the KV of finished requests for reuse; False: every prompt is computed anew."""
+
+    decode_workspace: bool = True
+    """On a CPU, keep running requests' KV contiguous as well (docs/decisions.md)."""
+
+    def __post_init__(self) -> None:
+        _choice("device", self.device, DEVICES)
+        _choice("dtype", self.dtype, DTYPES)
+        _choice("policy", self.policy, POLICIES)
+        for name in ("context_length", "max_running", "prefill_budget", "kv_tokens"):
+            value = getattr(self, name)
+            optional = name in ("context_length", "kv_tokens")
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"{name}={value!r}: give a whole number of at least 1"
+                    + (", or None" if optional else "")
+                )
+        fraction = self.kv_memory_fraction
+        if fraction is not None and not 0.0 < fraction <= 1.0:
+            raise ValueError(f"kv_memory_fraction={fraction!r}: give a share in (0, 1], or None")
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}")

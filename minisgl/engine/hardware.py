@@ -1,0 +1,76 @@
+"""What the machine is: device, the dtype it is fast at, and how much memory there is to use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from minisgl.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and in what numbers a model runs.
+
+    half_rows: single rows are multiplied by bfloat16 copies of float32 weights.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    half_rows: bool
+    notice: str | None = None
+
+
+def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
+    """Resolve "auto" for this machine.
+
+    On a GPU: the checkpoint's dtype; float16 in place of bfloat16 on parts without it, with a notice.
+    On a CPU: bfloat16 where the processor multiplies it in hardware; elsewhere float32, with bfloat16
+    copies of the weights for single rows if the checkpoint is in half precision anyway.
+
+    Raises:
+        ValueError: a GPU is asked for and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ValueError("device='cuda': PyTorch sees no GPU here; use device='cpu' or 'auto'")
+    if config.device != "cpu" and has_cuda:
+        dtype = checkpoint_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        if dtype == torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
+            return Placement(
+                torch.device("cuda"),
+                torch.float16,
+                half_rows=False,
+                notice="this GPU has no bfloat16: running in float16",
+            )
+        return Placement(torch.device("cuda"), dtype, half_rows=False)
+    cpu = torch.device("cpu")
+    if config.dtype != "auto":
+        return Placement(cpu, getattr(torch, config.dtype), half_rows=False)
+    is_half = checkpoint_dtype != torch.float32
+    if is_half and cpu_multiplies_bfloat16():
+        return Placement(cpu, torch.bfloat16, half_rows=False)
+    return Placement(cpu, torch.float32, half_rows=is_half)
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the processor has bfloat16 dot products (AVX512-BF16 or AMX)."""
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe and probe())
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be used now on `device`."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if sys.platform == "linux":
+        with open("/proc/meminfo") as f:
+            for line in f:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 4 << 30  # Windows has no answer in the standard library: assume 4 GiB

@@ -1,0 +1,89 @@
+"""From a `Step` to logits: builds the `ForwardBatch`, runs the model, keeps the decode workspace."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from minisgl.engine.decode_workspace import DecodeWorkspace
+from minisgl.engine.req import Req
+from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.models.forward_batch import ForwardBatch
+
+
+class ModelRunner:
+    """One model on one device."""
+
+    def __init__(
+        self, model: nn.Module, scheduler: Scheduler, workspace: DecodeWorkspace | None
+    ) -> None:
+        self.model = model
+        self.scheduler = scheduler
+        self.workspace = workspace
+        self.device = scheduler.pool.layers[0].device
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> tuple[list[Req], torch.Tensor]:
+        """The requests whose next token can be sampled, and their logits [B, V], row for row."""
+        decodes = self._order(step.decodes)
+        batch = self._batch(decodes, step)
+        reqs = decodes + [e.req for e in step.extends if e.is_last]
+        return reqs, self.model(batch)
+
+    def _order(self, decodes: list[Req]) -> list[Req]:
+        """Those in the workspace first, in its order; then the rest."""
+        left, self.scheduler.left = self.scheduler.left, []
+        if self.workspace is None:
+            return decodes
+        for req in left:
+            self.workspace.leave(req)
+        for req in decodes:
+            if req not in self.workspace and req.row is not None:
+                slots = self.scheduler.req_to_token.row(req.row, req.kv_len)
+                self.workspace.admit(req, slots)
+        seated: list[Req] = self.workspace.plan(decodes)
+        return seated + [req for req in decodes if req not in self.workspace]
+
+    def _batch(self, decodes: list[Req], step: Step) -> ForwardBatch:
+        ids = [req.output_ids[-1] for req in decodes]
+        positions = [req.kv_len for req in decodes]
+        rows = [req.row for req in decodes]
+        logit_rows = list(range(len(decodes)))
+        cu_seqlens = [0]
+        for e in step.extends:
+            ids += e.req.tokens[e.start : e.stop]
+            positions += range(e.start, e.stop)
+            rows += [e.req.row] * (e.stop - e.start)
+            cu_seqlens.append(cu_seqlens[-1] + e.stop - e.start)
+            if e.is_last:
+                logit_rows.append(len(ids) - 1)
+
+        table = self.scheduler.req_to_token.table
+        position = self._tensor(positions, torch.int64)
+        slots = table[self._tensor(rows, torch.int64), position].to(torch.int64)
+        seated = 0
+        if self.workspace is not None:
+            seated = sum(req in self.workspace for req in decodes)
+        paged = decodes[seated:]
+        return ForwardBatch(
+            input_ids=self._tensor(ids, torch.int64),
+            positions=position,
+            out_slots=slots,
+            logit_rows=None
+            if len(logit_rows) == len(ids)
+            else self._tensor(logit_rows, torch.int64),
+            pool=self.scheduler.pool.layers,
+            req_to_token=table,
+            num_decode=len(decodes),
+            num_paged=len(paged),
+            decode_rows=self._tensor([r.row for r in paged], torch.int32),
+            decode_seq_lens=self._tensor([r.kv_len + 1 for r in paged], torch.int32),
+            workspace=self.workspace,
+            extend_rows=self._tensor([e.req.row for e in step.extends], torch.int32),
+            prefix_lens=self._tensor([e.start for e in step.extends], torch.int32),
+            cu_seqlens=self._tensor(cu_seqlens, torch.int32),
+            max_extend_len=max((e.stop - e.start for e in step.extends), default=0),
+        )
+
+    def _tensor(self, values: list[int] | list[int | None], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)

@@ -1,0 +1,62 @@
+"""`ForwardBatch`: everything one forward pass needs, handed over explicitly.
+
+The engine builds it, the model's layers read it, the kernels get its tensors.  There is no global
+context: whoever holds a `ForwardBatch` can run a layer.
+
+Tokens of the step lie one after the other, decodes first:
+
+    | d0 | d1 | d2 |  e0 e0 e0 e0  |  e1 e1  |          T tokens
+    '- num_decode -' '---- cu_seqlens -------'
+
+A decode is one token of a running request; an extend is a run of new prompt tokens (a whole prompt or
+one chunk) on top of a cached prefix.  One step may hold both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+
+class DecodeWorkspace(Protocol):
+    """Contiguous copies of running requests' K and V (CPU); see engine/decode_workspace.py."""
+
+    def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor, scale: float) -> torch.Tensor:
+        """Append `kv` [B, 2, KV, D], then attend `q` [B, H, D] to all of it -> [B, H, D]."""
+
+
+@dataclass
+class ForwardBatch:
+    """One step's tokens and where their keys and values live.
+
+    Shapes: T tokens, B decodes, E extends, R request rows, C context, P positions of the rope table.
+    """
+
+    input_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    out_slots: torch.Tensor  # [T] int64: where each token's K and V are written
+    logit_rows: torch.Tensor | None  # [L] int64: the tokens whose logits are wanted; None: all
+
+    pool: list[torch.Tensor]  # per layer [S, 2, KV, D]
+    req_to_token: torch.Tensor  # [R, C] int32: slot of each position of each request row
+
+    num_decode: int = 0
+    num_paged: int = 0  # of them, the last ones: read from the pool, not from the workspace
+    decode_rows: torch.Tensor | None = None  # [num_paged] int32
+    decode_seq_lens: torch.Tensor | None = None  # [num_paged] int32, the new token included
+    workspace: DecodeWorkspace | None = None
+
+    extend_rows: torch.Tensor | None = None  # [E] int32
+    prefix_lens: torch.Tensor | None = None  # [E] int32
+    cu_seqlens: torch.Tensor | None = None  # [E + 1] int32, starting at 0 (the first extend token)
+    max_extend_len: int = 0
+
+    # The model gathers these once per step; every layer's rotary uses them.
+    cos: torch.Tensor = field(init=False)  # [T, D] float32
+    sin: torch.Tensor = field(init=False)  # [T, D] float32
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]

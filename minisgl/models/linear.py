@@ -1,0 +1,137 @@
+"""Linear layers that know their shard (Megatron-LM): column, row, and the two fused ones.
+
+    Column   W split by output rows    -> each rank holds a slice of y        no communication
+    Row      W split by input columns  -> each rank holds a term of y         one all-reduce
+
+Attention and MLP are Column then Row, so a block costs two all-reduces.  Fused layers (q, k, v side by
+side; gate and up side by side) read their input once instead of three or two times.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from minisgl.kernels.cpu_linear import CPULinear
+from minisgl.kernels.linear import linear
+from minisgl.models.loader import WeightSlot
+from minisgl.parallel import Parallel
+
+
+class Linear(nn.Module):
+    """y = x W^T + b with W [N, K], this rank's part of it.  x [T, K] -> y [T, N]."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self.packed: CPULinear | None = None
+
+    def pack(self, *, half_rows: bool) -> None:
+        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py); a no-op on a GPU."""
+        if self.weight.device.type == "cpu":
+            self.packed = CPULinear(self.weight.data, half_rows=half_rows)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed is None:
+            return linear(x, self.weight, self.bias)
+        y = self.packed(x)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x)
+
+    def _slots(
+        self, hub_name: str, start: int, length: int, rank: int, size: int
+    ) -> dict[str, WeightSlot]:
+        """Rows [start, start + length) of this layer come from `hub_name`, split by rows."""
+        slots = {
+            f"{hub_name}.weight": WeightSlot(self.weight[start : start + length], 0, rank, size)
+        }
+        if self.bias is not None:
+            slots[f"{hub_name}.bias"] = WeightSlot(
+                self.bias[start : start + length], 0, rank, size
+            )
+        return slots
+
+
+class GateUpParallelLinear(Linear):
+    """gate | up, each split by columns.  x [T, K] -> [T, 2 I]."""
+
+    def __init__(self, hidden: int, inner: int, *, bias: bool, parallel: Parallel) -> None:
+        self.inner = parallel.split(inner, "MLP columns")
+        super().__init__(hidden, 2 * self.inner, bias=bias)
+        self.parallel = parallel
+
+    def weight_slots(self, gate: str, up: str) -> dict[str, WeightSlot]:
+        p = self.parallel
+        return {
+            **self._slots(gate, 0, self.inner, p.rank, p.size),
+            **self._slots(up, self.inner, self.inner, p.rank, p.size),
+        }
+
+
+class QKVParallelLinear(Linear):
+    """q | k | v heads, split by heads.  x [T, K] -> [T, (H + 2 KV) D].
+
+    With fewer KV heads than ranks, each KV head is held by several ranks.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool,
+        parallel: Parallel,
+    ) -> None:
+        self.num_heads = parallel.split(num_heads, "attention heads")
+        self.kv_size = min(parallel.size, num_kv_heads)
+        if parallel.size % self.kv_size or num_kv_heads % self.kv_size:
+            raise ValueError(
+                f"{num_kv_heads} KV heads can be neither split over nor replicated on "
+                f"{parallel.size} tensor-parallel ranks"
+            )
+        self.num_kv_heads = num_kv_heads // self.kv_size
+        self.head_dim = head_dim
+        rows = (self.num_heads + 2 * self.num_kv_heads) * head_dim
+        super().__init__(hidden, rows, bias=bias)
+        self.parallel = parallel
+
+    def weight_slots(self, q: str, k: str, v: str) -> dict[str, WeightSlot]:
+        p = self.parallel
+        q_rows, kv_rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        kv_rank = p.rank // (p.size // self.kv_size)
+        return {
+            **self._slots(q, 0, q_rows, p.rank, p.size),
+            **self._slots(k, q_rows, kv_rows, kv_rank, self.kv_size),
+            **self._slots(v, q_rows + kv_rows, kv_rows, kv_rank, self.kv_size),
+        }
+
+
+class RowParallelLinear(Linear):
+    """W split by input columns; the ranks' terms are summed.  x [T, K / size] -> y [T, N]."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, parallel: Parallel
+    ) -> None:
+        super().__init__(parallel.split(in_features, "input columns"), out_features, bias=bias)
+        self.parallel = parallel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.parallel.size == 1 or self.bias is None:
+            return self.parallel.all_reduce(self.multiply(x))
+        # subtle: the bias is added once, after the sum, not once per rank
+        return self.parallel.all_reduce(linear(x, self.weight, None)).add_(self.bias)
+
+    def weight_slots(self, hub_name: str) -> dict[str, WeightSlot]:
+        p = self.parallel
+        slots = {f"{hub_name}.weight": WeightSlot(self.weight.data, 1, p.rank, p.size)}
+        if self.bias is not None:
+            slots[f"{hub_name}.bias"] = WeightSlot(self.bias.data, None, 0, 1)
+        return slots
