@@ -65,9 +65,9 @@ def make_tiny_model(
 ) -> Path:
     """Write config, tokenizer, generation config and weights into `path`, and return `path`.
 
-    `rope_scaling` is the older spelling in config.json and `rope_parameters` the one of transformers 5.
-    `add_bos` makes the tokenizer put BOS before every text, as Llama's does. `shards` > 1 splits the
-    weights over several safetensors files with an index.
+    `rope_scaling` is the older spelling in config.json, `rope_parameters` that of transformers 5.
+    `add_bos` makes the tokenizer put BOS before every text, as Llama's does. `shards` > 1 splits
+    the weights over several safetensors files with an index.
     """
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def make_tiny_model(
 
 
 def _tokenizer(vocab_size: int, add_bos: bool) -> Tokenizer:
-    """A byte-level BPE: 3 special tokens, the 256 bytes, and as many merges as there is room for."""
+    """A byte-level BPE: 3 special tokens, the 256 bytes, and merges up to `vocab_size`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -177,7 +177,7 @@ def _weights(config: dict[str, Any], seed: int, dtype: torch.dtype) -> dict[str,
 
 
 def _save(path: Path, weights: dict[str, torch.Tensor], shards: int) -> None:
-    """One model.safetensors, or `shards` numbered files and the index that names the file of each."""
+    """One model.safetensors, or `shards` numbered files and an index of what lies where."""
     if shards == 1:
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
         return
