@@ -1,0 +1,294 @@
+"""What a checkpoint says about its model: `config.json` read once, checked once, frozen.
+
+Everything that changes a number is either read or refused; nothing is guessed.  The only defaults are
+those of transformers' `LlamaConfig` and `MistralConfig`, for keys which their files leave out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+_MODEL_TYPES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+_CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
+    "MistralForCausalLM": {
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+}
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: base `theta` and how its frequencies are stretched (see rope.py).
+
+    `max_position` is the context the config claims, `original_max_position` the one the model was
+    trained at before it was stretched.  `factor` 0 means "not given".
+    """
+
+    theta: float
+    type: str = "default"
+    max_position: int = 0
+    factor: float = 0.0
+    original_max_position: int = 0
+    low_freq_factor: float = 0.0
+    high_freq_factor: float = 0.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.type not in ROPE_TYPES:
+            raise ValueError(
+                f"rope type {self.type!r} is not supported; these are: {', '.join(ROPE_TYPES)}"
+            )
+        if not self.theta > 1:
+            raise ValueError(f"rope_theta is {self.theta}; it must be greater than 1")
+        needs = {"linear": ("factor",), "dynamic": ("factor", "max_position")}
+        needs["yarn"] = ("factor", "original_max_position")
+        needs["llama3"] = (*needs["yarn"], "low_freq_factor", "high_freq_factor")
+        for name in needs.get(self.type, ()):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"rope type {self.type!r} needs {name!r} greater than 0, "
+                    f"and it is {getattr(self, name)}"
+                )
+        if self.type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"rope type 'llama3' needs high_freq_factor > low_freq_factor, "
+                f"got {self.high_freq_factor} and {self.low_freq_factor}"
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A dense Llama-family model, in this project's names.
+
+    `sliding_window` counts the newest keys that a query may see, itself included (0: all of them).
+    `eos_token_ids` is the union of config.json and generation_config.json; the tokenizer adds its own.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    sliding_window: int = 0
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
+        for name in (*sizes, "num_kv_heads", "head_dim", "max_position"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} attention heads can't share {self.num_kv_heads} key/value heads: "
+                "num_attention_heads must be a multiple of num_key_value_heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if self.sliding_window < 0:
+            raise ValueError(f"sliding_window is {self.sliding_window}; it must be 0 or more")
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> ModelConfig:
+        """The config of a Hugging Face directory: config.json, and generation_config.json if there.
+
+        Raises:
+            ValueError: no config.json, no JSON in it, or a model that isn't supported.
+        """
+        path = Path(path)
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{path} is not a model directory: it has no config.json")
+        generation = path / "generation_config.json"
+        try:
+            return cls.from_dict(
+                read_json(path / "config.json"),
+                read_json(generation) if generation.is_file() else {},
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_dict(
+        cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """Read the contents of config.json and generation_config.json.
+
+        Raises:
+            ValueError: unsupported architecture, activation, quantization or rope type; a missing key.
+        """
+        architecture = _architecture(config)
+        _refuse_unsupported(config)
+        c = {**_CLASS_DEFAULTS[architecture], **config}
+        heads: int = c["num_attention_heads"]
+        head_dim = c.get("head_dim")
+        if head_dim is None:
+            if c["hidden_size"] % heads:
+                raise ValueError(
+                    f"hidden_size {c['hidden_size']} is not a multiple of num_attention_heads "
+                    f"{heads}, and the config gives no head_dim"
+                )
+            head_dim = c["hidden_size"] // heads
+        kv_heads = c.get("num_key_value_heads")
+        llama = architecture == "LlamaForCausalLM"  # only Llama has biases, only Mistral a window
+        return cls(
+            architecture=architecture,
+            vocab_size=c["vocab_size"],
+            hidden_size=c["hidden_size"],
+            intermediate_size=c["intermediate_size"],
+            num_layers=c["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=heads if kv_heads is None else kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=float(c["rms_norm_eps"]),
+            max_position=c["max_position_embeddings"],
+            tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
+            rope=_rope(c),
+            sliding_window=0 if llama else c["sliding_window"] or 0,
+            attention_bias=llama and bool(c.get("attention_bias", False)),
+            mlp_bias=llama and bool(c.get("mlp_bias", False)),
+            bos_token_id=c.get("bos_token_id"),
+            eos_token_ids=_token_ids(c) | _token_ids(generation or {}),
+            dtype=_dtype(c),
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: the file holds something else; the message names it.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or [
+        _MODEL_TYPES.get(config.get("model_type", ""), config.get("model_type", "none given"))
+    ]
+    for name in names:
+        if name in ARCHITECTURES:
+            return str(name)
+    raise ValueError(
+        f"architecture {', '.join(map(str, names))} is not supported; "
+        f"these are: {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Raise for what would load and then compute something else."""
+    needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    missing = [key for key in (*needed, "num_attention_heads") if config.get(key) is None]
+    if missing:
+        raise ValueError(f"the config lacks {', '.join(missing)}")
+    if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise ValueError(f"hidden_act {activation!r} is not supported; only 'silu' is")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unnamed")
+        raise ValueError(
+            f"quantization_config ({method!r}) is not supported; unquantized safetensors in "
+            f"{', '.join(DTYPES)} are, and GGUF files, which are converted"
+        )
+    if len(set(config.get("layer_types") or ())) > 1:
+        raise ValueError(
+            "layer_types mixes kinds of attention; only one kind for all layers is supported"
+        )
+
+
+def _rope(config: Mapping[str, Any]) -> RopeConfig:
+    """Both spellings: transformers 5's `rope_parameters`, and `rope_theta` with `rope_scaling`.
+
+    Subtle: a file with `rope_parameters` but no theta is refused, since a default theta there is
+    silently wrong by a factor of up to 100.  A file with neither is an early Llama: theta 10,000.
+    """
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if new and old and new != old:
+        raise ValueError(f"rope_parameters {new} and rope_scaling {old} contradict each other")
+    given: Mapping[str, Any] = new or old or {}
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise ValueError(f"rope parameters per kind of layer are not supported: {sorted(given)}")
+    theta = given.get("rope_theta", config.get("rope_theta"))
+    if theta is None:
+        if new is not None:
+            raise ValueError(f"rope_parameters {dict(new)} give no rope_theta")
+        theta = 10000.0
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor {partial} is not supported; only 1.0 is")
+
+    kind = given.get("rope_type", given.get("type", "default"))
+    max_position = int(config["max_position_embeddings"])
+    original = (
+        config.get("original_max_position_embeddings")
+        or given.get("original_max_position_embeddings")
+        or max_position
+    )
+    factor = given.get("factor")
+    if factor is None and kind == "yarn":
+        factor = max_position / original
+    return RopeConfig(
+        theta=float(theta),
+        type=str(kind),
+        max_position=max_position,
+        factor=float(factor or 0.0),
+        original_max_position=int(original),
+        low_freq_factor=float(given.get("low_freq_factor") or 0.0),
+        high_freq_factor=float(given.get("high_freq_factor") or 0.0),
+        attention_factor=given.get("attention_factor"),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        mscale=float(given.get("mscale") or 0.0),
+        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
+        truncate=bool(given.get("truncate", True)),
+    )
+
+
+def _token_ids(config: Mapping[str, Any]) -> frozenset[int]:
+    """eos_token_id as a set: it may be absent, one id, or a list of them."""
+    ids = config.get("eos_token_id")
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _dtype(config: Mapping[str, Any]) -> torch.dtype:
+    name = config.get("dtype", config.get("torch_dtype")) or "float32"
+    name = str(name).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is not supported; these are: {', '.join(DTYPES)}")
+    return DTYPES[name]

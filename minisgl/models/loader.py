@@ -1,0 +1,231 @@
+"""Safetensors into a model: every tensor to its place, or an error that names what is wrong.
+
+The model says where each tensor of the checkpoint goes (`weight_slots`); the loader knows no
+architecture.  All names and shapes are checked before the first byte is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from minisgl.models.config import read_json
+from minisgl.models.progress import ProgressBar
+
+_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # safetensors' name -> bytes
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class WeightSlot(NamedTuple):
+    """Where one tensor of a checkpoint goes: this rank's shard of it fills `dest`.
+
+    The tensor is cut along `dim` into `size` shards of equal length (the last may be shorter) and
+    `rank` is ours; with `dim` None the whole tensor is.
+    """
+
+    dest: torch.Tensor
+    dim: int | None
+    rank: int
+    size: int
+
+    def bounds(self, shape: list[int]) -> tuple[slice, ...]:
+        """The part of a tensor of `shape` that is ours, in half-open intervals.
+
+        >>> WeightSlot(torch.empty(0), 0, 1, 4).bounds([10, 3])
+        (slice(3, 6, None), slice(0, 3, None))
+        """
+        cut = [slice(0, n) for n in shape]
+        if self.dim is not None and self.dim < len(shape):
+            length = -(-shape[self.dim] // self.size)
+            start = min(self.rank * length, shape[self.dim])
+            cut[self.dim] = slice(start, min(start + length, shape[self.dim]))
+        return tuple(cut)
+
+
+class HasWeightSlots(Protocol):
+    """A model that says where the tensors of a Hugging Face checkpoint go."""
+
+    def weight_slots(self) -> dict[str, WeightSlot]: ...
+
+
+class _Stored(NamedTuple):
+    """A tensor in a file, known from the file's header."""
+
+    file: Path
+    shape: list[int]
+    dtype: str
+
+    @property
+    def megabytes(self) -> float:
+        return torch.Size(self.shape).numel() * _DTYPES.get(self.dtype, 4) / 1e6
+
+
+@torch.no_grad()
+def load_weights(
+    model: HasWeightSlots | torch.nn.Module, path: str | Path, progress: bool | None = None
+) -> None:
+    """Fill `model` from the safetensors in directory `path`, cast to the dtype of each parameter.
+
+    A checkpoint of a tied model may hold the head, the embedding or both; both must then be equal.
+    `progress`: see ProgressBar.
+
+    Raises:
+        ValueError: files missing or damaged; tensors missing, unexpected or misshapen; a dtype other
+            than float32, float16, bfloat16; NaN or infinite weights; values beyond float16's range.
+    """
+    path = Path(path)
+    slots: dict[str, WeightSlot] = model.weight_slots()  # type: ignore[operator,union-attr]
+    stored = _stored_tensors(path)
+    aliases = _untie(slots, stored)
+    _check(slots, stored, path)
+
+    names_by_file: dict[Path, list[str]] = {}
+    for name in slots:
+        names_by_file.setdefault(stored[name].file, []).append(name)
+    total = sum(stored[name].megabytes for name in slots)
+    with ProgressBar("loading weights", total, "MB", progress) as bar:
+        for file, names in names_by_file.items():
+            with _open(file) as reader:
+                for name in names:
+                    slot = slots[name]
+                    view = reader.get_slice(name)[slot.bounds(stored[name].shape)]
+                    _check_values(name, file, view, slot.dest.dtype)
+                    slot.dest.copy_(view)
+                    bar.advance(stored[name].megabytes)
+    for alias in aliases:
+        _check_tied(alias, slots[_EMBEDDING], stored[alias], path)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint in `path`.
+
+    Raises:
+        ValueError: there are none, or the index names files that are not there.
+    """
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            files = sorted({path / file for file in read_json(index)["weight_map"].values()})
+        except (KeyError, AttributeError) as error:
+            raise ValueError(f"{index} has no weight_map") from error
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise ValueError(f"{path} lacks {_listed(missing)}, which {index.name} names")
+        return files
+    if (single := path / "model.safetensors").is_file():
+        return [single]
+    found = sorted(path.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        raise ValueError(
+            f"{path} holds {len(found)} safetensors files and no {index.name} to say which belong "
+            "to the model"
+        )
+    others = sorted(f.name for f in path.glob("*") if f.suffix in (".bin", ".pt", ".pth", ".gguf"))
+    raise ValueError(
+        f"{path} holds no .safetensors file"
+        + (f", only {_listed(others)}; convert it to safetensors" if others else "")
+    )
+
+
+def _open(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is not a complete safetensors file ({error}); fetch it again"
+        ) from error
+
+
+def _stored_tensors(path: Path) -> dict[str, _Stored]:
+    """Every tensor of the checkpoint, by name, from the headers alone."""
+    stored = {}
+    for file in weight_files(path):
+        with _open(file) as reader:
+            for name in reader.keys():  # noqa: SIM118  (not a dict)
+                view = reader.get_slice(name)
+                stored[name] = _Stored(file, list(view.get_shape()), view.get_dtype())
+    return stored
+
+
+def _untie(slots: dict[str, WeightSlot], stored: dict[str, _Stored]) -> list[str]:
+    """Tied models: make `stored` look as if it held the embedding alone; returns the copies to compare."""
+    tied = _EMBEDDING in slots and (
+        _HEAD not in slots or slots[_HEAD].dest.data_ptr() == slots[_EMBEDDING].dest.data_ptr()
+    )
+    if not tied or _HEAD not in stored:
+        if tied:
+            slots.pop(_HEAD, None)
+        return []
+    slots.pop(_HEAD, None)
+    if _EMBEDDING not in stored:
+        slots[_HEAD] = slots.pop(_EMBEDDING)
+        return []
+    return [_HEAD]
+
+
+def _check(slots: dict[str, WeightSlot], stored: dict[str, _Stored], path: Path) -> None:
+    """Raise unless `stored` is just what `slots` asks for; every fault is in the one message."""
+    faults = []
+    if missing := [name for name in slots if name not in stored]:
+        faults.append(f"missing: {_listed(missing)}")
+    tied = _HEAD not in slots or _EMBEDDING not in slots
+    known = {*slots, *((_HEAD, _EMBEDDING) if tied else ())}
+    unexpected = [
+        name for name in stored if name not in known and not name.endswith("rotary_emb.inv_freq")
+    ]
+    if unexpected:
+        faults.append(f"unexpected: {_listed(unexpected)}")
+    for name, slot in slots.items():
+        if name not in stored:
+            continue
+        shape, dtype = stored[name].shape, stored[name].dtype
+        if dtype not in _DTYPES:
+            faults.append(f"{name} is {dtype}; supported are {', '.join(_DTYPES)}")
+        ours = [cut.stop - cut.start for cut in slot.bounds(shape)]
+        if ours != list(slot.dest.shape):
+            shard = "" if slot.dim is None or slot.size == 1 else f" (shard {ours})"
+            faults.append(f"{name} is {shape}{shard}, the model needs {list(slot.dest.shape)}")
+    if faults:
+        raise ValueError(
+            f"the weights in {path} don't fit its config.json:\n  " + "\n  ".join(faults[:20])
+        )
+
+
+def _check_values(name: str, file: Path, tensor: torch.Tensor, target: torch.dtype) -> None:
+    """Raise for NaN and infinity, and for values that `target` can't hold."""
+    if not tensor.numel():
+        return
+    low, high = (float(x) for x in torch.aminmax(tensor))  # subtle: NaN if any element is
+    if not (abs(low) < float("inf") and abs(high) < float("inf")):
+        raise ValueError(f"{name} in {file} holds NaN or infinite values; the file is damaged")
+    largest, limit = max(-low, high), torch.finfo(target).max
+    if largest > limit:
+        raise ValueError(
+            f"{name} in {file} holds {largest:.4g}, and {target} ends at {limit:.4g}: use bfloat16"
+        )
+
+
+def _check_tied(name: str, slot: WeightSlot, stored: _Stored, path: Path) -> None:
+    """Raise unless a tied model's second copy equals the embedding already loaded."""
+    with _open(stored.file) as reader:
+        copy = reader.get_slice(name)[slot.bounds(stored.shape)]
+    if not torch.equal(copy.to(slot.dest), slot.dest):
+        raise ValueError(
+            f"{path}: config.json says tie_word_embeddings, but {name} differs from {_EMBEDDING}"
+        )
+
+
+def _listed(names: Iterable[str], limit: int = 8) -> str:
+    """The first few of `names`, and how many more there are.
+
+    >>> _listed(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    names = list(names)
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
