@@ -41,11 +41,10 @@ class Slab:
     def add(self, owner: Hashable, length: int) -> int:
         """A free row, its `length` tokens still to be written."""
         if len(self.owners) == self.rows:
-            grow = max(1, self.rows)
+            n = self.rows
             for i, old in enumerate(self.layers):
-                new = old.new_zeros((2, self.rows + grow, *old.shape[2:]))
-                new[:, : old.shape[1]] = old
-                self.layers[i] = new
+                self.layers[i] = old.new_zeros((2, max(1, 2 * n), *old.shape[2:]))
+                self.layers[i][:, :n] = old
         self.owners.append(owner)
         self.lengths.append(length)
         return len(self.owners) - 1
