@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple
 
 PREVIEW_TOKENS = 24  # a picture of the tree decodes only the first tokens of each node
@@ -167,7 +167,9 @@ class RadixCache:
         the last token must compute that token again, so it asks for `tokens[:-1]`.
         """
         node = self._descend(tuple(tokens), namespace)[0]
-        slots = list(chain.from_iterable(step.slots for step in node.path()))
+        slots: list[int] = []
+        for step in node.path():
+            slots += step.slots
         return Match(slots, node)
 
     def insert(
@@ -325,6 +327,7 @@ class RadixCache:
             parent = node.parent
             _expect(len(node.key) > 0, "every node but the root carries at least one token")
             _expect(len(node.key) == len(node.slots), "a node has one slot for each token")
+            _expect(node.ref_count >= 0, "a ref_count is never negative")
             _expect(
                 parent is not None and parent.children.get(node.edge) is node,
                 "parent and child point at each other",
@@ -353,7 +356,6 @@ class RadixCache:
             else:
                 evictable += len(node.key)
             all_slots += node.slots
-            _expect(node.ref_count >= 0, "a ref_count is never negative")
         _expect(live_and_queued == queued, "the queue holds nodes of the tree only")
         _expect(len(set(all_slots)) == len(all_slots), "a slot belongs to one token only")
         _expect(
