@@ -1,4 +1,4 @@
-"""Kernel tests run twice: as they are (the torch reference on a CPU, compiled kernels on a GPU), and
+"""Kernel tests run twice: as they are (the reference on a CPU, compiled kernels on a GPU), and
 with ``TRITON_INTERPRET=1`` (the Triton kernels, run by the strict interpreter). The switch is read
 when Triton is imported, so the two need processes of their own.
 """
