@@ -10,6 +10,7 @@ imported; no kernel is ever launched there, because no tensor is on a GPU.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -17,8 +18,13 @@ try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = SimpleNamespace(jit=lambda kernel: kernel)  # type: ignore[assignment]
-    tl = SimpleNamespace(constexpr=object)  # type: ignore[assignment]
+
+    def _jit(kernel: Any = None, **options: Any) -> Any:
+        """`@triton.jit` and `@triton.jit(...)`: the function as it is."""
+        return kernel if kernel is not None else lambda function: function
+
+    triton = SimpleNamespace(jit=_jit)
+    tl = SimpleNamespace(constexpr=object)
     INTERPRETED = False
 else:
     # Triton reads TRITON_INTERPRET when `@triton.jit` decorates a function, that is, when a kernel

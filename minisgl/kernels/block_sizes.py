@@ -1,0 +1,148 @@
+"""Block sizes of every kernel: one table, chosen by hand and checked in.
+
+No autotuner: it needs a GPU to import, breaks CUDA graph capture, and may choose differently from
+run to run, which changes the last bits of the answers.  A row here depends on the GPU generation,
+the element size and the head dimension, never on what happens to be in the batch.
+
+Generations, by the shared memory that one block may use:
+
+    80   sm_80 (A100)                     163 KiB, cp.async
+    86   sm_86, sm_89, sm_120 (consumer)   99 KiB, cp.async
+    90   sm_90, sm_100 (Hopper and later) 227 KiB, wgmma
+     0   Triton's CPU interpreter: tiny blocks, so that tiny inputs fill several of them
+"""
+
+import torch
+
+from minisgl.kernels.dispatch import INTERPRETED, triton
+
+# Attention: (generation, element size in bytes, head dimension padded to a power of two)
+#   -> query rows, keys, warps, pipeline stages
+_EXTEND = {
+    (80, 2, 64): (128, 64, 8, 3),
+    (80, 2, 128): (64, 64, 4, 2),
+    (80, 2, 256): (64, 32, 8, 2),
+    (86, 2, 64): (64, 64, 4, 3),
+    (86, 2, 128): (64, 32, 4, 2),
+    (86, 2, 256): (32, 32, 4, 2),
+    (90, 2, 64): (128, 64, 8, 3),
+    (90, 2, 128): (128, 64, 8, 3),
+    (90, 2, 256): (64, 64, 8, 2),
+    (0, 2, 64): (16, 16, 1, 1),
+}
+#   -> keys, warps, pipeline stages
+_DECODE = {
+    (80, 2, 64): (128, 4, 3),
+    (80, 2, 128): (64, 4, 3),
+    (80, 2, 256): (32, 4, 3),
+    (86, 2, 64): (64, 4, 3),
+    (86, 2, 128): (64, 4, 3),
+    (86, 2, 256): (32, 4, 3),
+    (90, 2, 64): (128, 4, 3),
+    (90, 2, 128): (64, 4, 3),
+    (90, 2, 256): (32, 4, 3),
+    (0, 2, 64): (16, 1, 1),
+}
+# fp32 has no tensor cores here (every product is exact IEEE), so small tiles that fit anywhere.
+_EXTEND_FP32 = {64: (32, 32, 4, 2), 128: (32, 16, 4, 2), 256: (16, 16, 4, 2)}
+_DECODE_FP32 = {64: (32, 4, 2), 128: (16, 4, 2), 256: (16, 4, 2)}
+
+# Linear: (generation, element size) -> rows, columns, depth, warps, stages
+_LINEAR = {
+    (80, 2): (128, 128, 32, 8, 4),
+    (80, 4): (64, 64, 32, 4, 2),
+    (86, 2): (128, 128, 32, 8, 3),
+    (86, 4): (64, 64, 32, 4, 2),
+    (90, 2): (128, 256, 64, 8, 3),
+    (90, 4): (64, 64, 32, 4, 2),
+    (0, 2): (16, 16, 16, 1, 1),
+    (0, 4): (16, 16, 16, 1, 1),
+}
+#   few rows (see linear.SMALL_T) -> columns, depth, warps, stages
+_LINEAR_SMALL = {
+    (80, 2): (32, 128, 4, 4),
+    (80, 4): (32, 32, 4, 2),
+    (86, 2): (32, 128, 4, 3),
+    (86, 4): (32, 32, 4, 2),
+    (90, 2): (32, 128, 4, 4),
+    (90, 4): (32, 32, 4, 2),
+    (0, 2): (16, 16, 1, 1),
+    (0, 4): (16, 16, 1, 1),
+}
+
+
+def generation() -> int:
+    """The row of the tables for the current GPU (asked here, at launch, never at import)."""
+    if INTERPRETED:
+        return 0
+    arch = triton.runtime.driver.active.get_current_target().arch
+    if arch == 80:
+        return 80
+    return 90 if 90 <= arch < 120 else 86
+
+
+def _head_class(head_dim: int) -> int:
+    for size in (64, 128, 256):
+        if head_dim <= size:
+            return size
+    raise ValueError(f"head_dim {head_dim} is not supported: at most 256")
+
+
+def _launch(num_warps: int, num_stages: int) -> dict[str, int]:
+    return {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+
+
+def extend_blocks(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
+    """BLOCK_M (query rows) and BLOCK_N (keys) of extend_attention, and how to launch it."""
+    size, arch = _head_class(head_dim), generation()
+    if arch == 0:
+        row = _EXTEND[0, 2, 64]
+    elif dtype == torch.float32:
+        row = _EXTEND_FP32[size]
+    else:
+        row = _EXTEND[arch, 2, size]
+    return {"BLOCK_M": row[0], "BLOCK_N": row[1], **_launch(row[2], row[3])}
+
+
+def decode_blocks(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
+    """BLOCK_N (keys) of decode_attention, and how to launch it."""
+    size, arch = _head_class(head_dim), generation()
+    if arch == 0:
+        row = _DECODE[0, 2, 64]
+    elif dtype == torch.float32:
+        row = _DECODE_FP32[size]
+    else:
+        row = _DECODE[arch, 2, size]
+    return {"BLOCK_N": row[0], **_launch(row[1], row[2])}
+
+
+def linear_blocks(dtype: torch.dtype) -> dict[str, int]:
+    """BLOCK_M, BLOCK_N, BLOCK_K of linear with many rows, and how to launch it."""
+    m, n, k, warps, stages = _LINEAR[generation(), dtype.itemsize]
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, **_launch(warps, stages)}
+
+
+def linear_small_blocks(dtype: torch.dtype) -> dict[str, int]:
+    """BLOCK_N, BLOCK_K of linear with few rows, and how to launch it."""
+    n, k, warps, stages = _LINEAR_SMALL[generation(), dtype.itemsize]
+    return {"BLOCK_N": n, "BLOCK_K": k, **_launch(warps, stages)}
+
+
+def row_blocks(width: int) -> dict[str, int]:
+    """ROWS and BLOCK_D of a kernel whose program owns whole rows of `width` elements."""
+    block = triton.next_power_of_2(width)
+    elements = 256 if INTERPRETED else 2048
+    warps = 8 if block >= 4096 else 4
+    return {"ROWS": max(1, elements // block), "BLOCK_D": block, **_launch(warps, 1)}
+
+
+def tile_blocks(width: int) -> dict[str, int]:
+    """ROWS and BLOCK_D of a pointwise kernel, whose program owns a tile of a few rows."""
+    block = min(triton.next_power_of_2(width), 32 if INTERPRETED else 1024)
+    elements = 128 if INTERPRETED else 2048
+    return {"ROWS": max(1, elements // block), "BLOCK_D": block, **_launch(4, 1)}
+
+
+def vocab_blocks() -> dict[str, int]:
+    """BLOCK_V: the tile of a vocabulary that sample and logprob walk over."""
+    return {"BLOCK_V": 64 if INTERPRETED else 2048, **_launch(8, 1)}
