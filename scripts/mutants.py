@@ -1,9 +1,9 @@
-"""Do the tests of minisgl/cache bite? Break the code in one line at a time and see whether they notice.
+"""Do the tests of minisgl/cache bite? Break the code one line at a time and see if they notice.
 
     python scripts/mutants.py
 
-Each mutant is a copy of the repository's cache with one change, tested in a temporary directory. The script
-prints a line for each and exits with 1 if the unchanged code fails, or if a mutant survives.
+Each mutant is a copy of the cache with one change, tested in a temporary directory. The script
+prints a line for each, and exits with 1 if a mutant survives or if the unchanged code fails.
 """
 
 from __future__ import annotations

@@ -456,7 +456,7 @@ class Words:
 
 
 def test_figure_3_of_the_paper() -> None:
-    """Nine moments of a radix tree: two chats, few-shot questions, and self-consistency sampling."""
+    """Nine moments of a radix tree: two chats, few-shot questions, self-consistency samples."""
     server = Words(num_slots=32)
     system = "You are a helpful assistant."
     hello = "Hello! Hi!"
