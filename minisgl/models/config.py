@@ -1,7 +1,7 @@
 """What a checkpoint says about its model: `config.json` read once, checked once, frozen.
 
-Everything that changes a number is either read or refused; nothing is guessed.  The only defaults are
-those of transformers' `LlamaConfig` and `MistralConfig`, for keys which their files leave out.
+Everything that changes a number is either read or refused; nothing is guessed.  The only defaults
+are those of transformers' `LlamaConfig` and `MistralConfig`, for keys which their files leave out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class ModelConfig:
     """A dense Llama-family model, in this project's names.
 
     `sliding_window` counts the newest keys that a query may see, itself included (0: all of them).
-    `eos_token_ids` is the union of config.json and generation_config.json; the tokenizer adds its own.
+    `eos_token_ids` is the union of config.json and generation_config.json; the tokenizer adds its
+    own.  `dtype` is what the config says of the stored weights, float32 if nothing.
     """
 
     architecture: str
@@ -110,8 +111,8 @@ class ModelConfig:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"{self.num_heads} attention heads can't share {self.num_kv_heads} key/value heads: "
-                "num_attention_heads must be a multiple of num_key_value_heads"
+                f"num_attention_heads {self.num_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_kv_heads}"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
@@ -128,12 +129,10 @@ class ModelConfig:
         path = Path(path)
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is not a model directory: it has no config.json")
-        generation = path / "generation_config.json"
+        file = path / "generation_config.json"
         try:
-            return cls.from_dict(
-                read_json(path / "config.json"),
-                read_json(generation) if generation.is_file() else {},
-            )
+            generation = read_json(file) if file.is_file() else {}
+            return cls.from_dict(read_json(path / "config.json"), generation)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -144,7 +143,8 @@ class ModelConfig:
         """Read the contents of config.json and generation_config.json.
 
         Raises:
-            ValueError: unsupported architecture, activation, quantization or rope type; a missing key.
+            ValueError: an unsupported architecture, activation, quantization or rope type, or a key
+                that is missing.
         """
         architecture = _architecture(config)
         _refuse_unsupported(config)
@@ -216,6 +216,9 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     missing = [key for key in (*needed, "num_attention_heads") if config.get(key) is None]
     if missing:
         raise ValueError(f"the config lacks {', '.join(missing)}")
+    for key in (*needed, "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
+        if (value := config.get(key)) is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{key} is {value!r}; it must be a whole number of at least 1")
     if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         raise ValueError(f"hidden_act {activation!r} is not supported; only 'silu' is")
     if quantization := config.get("quantization_config"):

@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF file, as Hugging Face's tokenizer.json and tokenizer_config.json.
 
 GGUF keeps the vocabulary, the merges or scores, and a *name* for the rules that cut text into words
-before the merges run (`tokenizer.ggml.pre`).  The rules themselves are not in the file, so a name that
-isn't in the table below is refused: a tokenizer that is nearly right is silently wrong.
+before the merges run (`tokenizer.ggml.pre`).  The rules themselves are not in the file, so a name
+that isn't in the table below is refused: a tokenizer that is nearly right is silently wrong.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build_tokenizer(meta: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]
     """The tokenizer, and the contents of tokenizer_config.json, from a GGUF file's metadata.
 
     Raises:
-        ValueError: a tokenizer model or pre-tokenizer that isn't known, or a vocabulary with parts missing.
+        ValueError: an unknown tokenizer model or pre-tokenizer, or a vocabulary with parts missing.
     """
     kind = meta.get("tokenizer.ggml.model")
     tokens: list[str] = meta.get("tokenizer.ggml.tokens") or []
@@ -94,8 +94,8 @@ def build_tokenizer(meta: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]
     if template := meta.get("tokenizer.chat_template"):
         config["chat_template"] = template
 
-    before = [config["bos_token"]] if _adds("bos", meta, config, bos_by_default) else []
-    after = [config["eos_token"]] if _adds("eos", meta, config, False) else []
+    before = [config["bos_token"]] if _adds("bos", meta, config, default=bos_by_default) else []
+    after = [config["eos_token"]] if _adds("eos", meta, config, default=False) else []
     if before or after:
         pair = [f"{token}:1" for token in before] + ["$B:1"] + [f"{token}:1" for token in after]
         template_processor = TemplateProcessing(
@@ -108,7 +108,7 @@ def build_tokenizer(meta: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]
     return tokenizer, config
 
 
-def _adds(role: str, meta: Mapping[str, Any], config: Mapping[str, Any], default: bool) -> bool:
+def _adds(role: str, meta: Mapping[str, Any], config: Mapping[str, Any], *, default: bool) -> bool:
     """Whether every encoded text gets a BOS (EOS): what the file says, else the kind's custom."""
     return bool(meta.get(f"tokenizer.ggml.add_{role}_token", default)) and f"{role}_token" in config
 
@@ -174,9 +174,10 @@ def _sentencepiece(tokens: list[str], meta: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges_from_scores(pieces: Mapping[str, float], vocab: Mapping[str, int]) -> list[Any]:
-    """SentencePiece joins whichever neighbours make the best-scored piece: as a ranked list of joins.
+    """SentencePiece joins the neighbours that make the best-scored piece; as ranked joins.
 
-    >>> _merges_from_scores({"a": 0, "b": 0, "ab": -2, "aba": -1}, {"a": 0, "b": 1, "ab": 2, "aba": 3})
+    >>> scores = {"a": 0, "b": 0, "ab": -2, "aba": -1}
+    >>> _merges_from_scores(scores, {"a": 0, "b": 1, "ab": 2, "aba": 3})
     [('ab', 'a'), ('a', 'b')]
     """
     joins = [
@@ -190,7 +191,7 @@ def _merges_from_scores(pieces: Mapping[str, float], vocab: Mapping[str, int]) -
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are never made from text and left out of decoded text; user-defined ones are text."""
+    """Control tokens are never cut, and left out of decoded text; user-defined are never cut."""
     for kinds, special in (((_UNKNOWN, _CONTROL), True), ((_USER_DEFINED,), False)):
         added = [
             AddedToken(token, special=special, normalized=False)

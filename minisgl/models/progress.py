@@ -16,7 +16,9 @@ class ProgressBar:
     WIDTH = 30
     INTERVAL_S = 0.1
 
-    def __init__(self, label: str, total: float, unit: str = "", show: bool | None = None) -> None:
+    def __init__(
+        self, label: str, total: float, unit: str = "", *, show: bool | None = None
+    ) -> None:
         self.label = label
         self.total = total
         self.unit = unit

@@ -1,7 +1,8 @@
-"""Rotary position embedding (RoFormer, arXiv 2104.09864): frequencies, their stretching, the tables.
+"""Rotary position embedding (RoFormer, arXiv 2104.09864): plain or stretched, as tables.
 
-Pair i of a head turns by the angle position * f_i, with f_i = theta^(-2i / D).  A model trained on short
-contexts reads longer ones once the slow pairs turn slower still; the schemes differ in which and how much:
+Pair i of a head turns by the angle position * f_i, with f_i = theta^(-2i / D).  A model trained on
+short contexts reads longer ones once the slow pairs turn slower still; the schemes differ in which
+pairs, and how much slower:
 
     linear   f / s for all pairs                          (position interpolation, arXiv 2306.15595)
     dynamic  a larger theta, by the context's length      (NTK-aware)
@@ -25,9 +26,9 @@ def inv_freq(rope: RopeConfig, head_dim: int, max_len: int) -> tuple[torch.Tenso
     """The angle per position of each pair, [D/2] float32 in radians, and a factor on cos and sin.
 
     `max_len` is the longest context that will be served; only `dynamic` looks at it.  transformers
-    raises theta as a sequence grows, so its cached keys were turned by other frequencies than its new
-    queries.  Here theta is chosen once, for `max_len`: every cached key stays valid for every request,
-    and as long as `max_len` is within the config's own context, the numbers are transformers'.
+    raises theta as a sequence grows, so its cached keys were turned by other frequencies than its
+    new queries.  Here theta is chosen once, for `max_len`: every cached key stays valid for every
+    request, and as long as `max_len` is within the config's own context, the numbers are the same.
     """
     if rope.type == "dynamic":
         length = max(max_len, rope.max_position)
@@ -64,7 +65,7 @@ def _plain(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, freq: torch.Tensor) -> torch.Tensor:
-    """`freq` where a pair turns often in the trained context, freq / factor where it hardly turns."""
+    """`freq` for pairs that turn often in the trained context, freq / factor for the others."""
     turns = rope.original_max_position * freq / (2 * math.pi)  # within the trained context
     low, high = rope.low_freq_factor, rope.high_freq_factor
     keep = ((turns - low) / (high - low)).clamp(0, 1)
@@ -91,7 +92,7 @@ def _yarn(rope: RopeConfig, freq: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """YaRN's sharper attention (its equation 22), put on cos and sin so that scores get its square."""
+    """YaRN's sharper attention (section 3.4); on cos and sin, so that scores get its square."""
 
     def sharpen(weight: float) -> float:
         return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
