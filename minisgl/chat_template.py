@@ -104,6 +104,8 @@ class ChatTemplate:
             return self._template.render(
                 messages=[{k: v for k, v in m.items() if v is not None} for m in messages],
                 add_generation_prompt=add_generation_prompt,
+                tools=None,  # defined, as templates expect of `transformers`
+                documents=None,
                 **self._named,
             )
         except (jinja2.TemplateError, TypeError) as error:

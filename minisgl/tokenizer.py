@@ -10,8 +10,8 @@ no text (half a character) each unreadable stretch becomes one U+FFFD, and its n
 
 Two ways of writing bytes as vocabulary entries are known, and any other is refused at load:
 
-    byte-level BPE (GPT-2, Llama 3, SmolLM)   "ĠcafÃ©": one printable character for each byte
-    SentencePiece (Llama 2, Mistral)          "▁caf", "<0xC3>", "<0xA9>": ▁ is a space, <0x..> a byte
+    byte-level BPE (GPT-2, Llama 3)    "ĠcafÃ©": one printable character for each byte
+    SentencePiece (Llama 2, Mistral)   "▁caf", "<0xC3>", "<0xA9>": ▁ is a space, <0x..> is a byte
 
 SentencePiece puts a space before a text when encoding, so decoding cuts one off at the start.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 # Tokens that tokenizer_config.json may name; each is special, whatever tokenizer.json says.
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -45,7 +45,8 @@ class Tokenizer:
     Attributes:
         vocab_size: 1 + the largest id that has a token; the model's own may be larger (padding).
         bos_token_id: the id that begins a text, or None.
-        adds_bos: whether `encode` puts it there.
+        adds_bos: whether `encode` puts it there: as tokenizer.json says, which is where
+            `transformers` looks, not tokenizer_config.json's add_bos_token.
         eos_token_ids: ids that end an answer: those the tokenizer's and the model's settings name.
         special_tokens: text -> id of each special token.
         special_ids: their ids.
@@ -56,13 +57,11 @@ class Tokenizer:
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        config = _read_json(path / "tokenizer_config.json")
-        named = _read_json(path / "special_tokens_map.json") | config
+        named = _read_json(path / "special_tokens_map.json")
+        named |= _read_json(path / "tokenizer_config.json")
         self._tokenizer = _load(path)
         self._use_named_tokens(named)
         self.bos_token_id = self._id_of(named, "bos_token")
-        if self.bos_token_id is not None and isinstance(config.get("add_bos_token"), bool):
-            self._set_bos(self.bos_token_id, add=config["add_bos_token"])
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocab.values(), default=-1)
         added = self._tokenizer.get_added_tokens_decoder()
@@ -176,13 +175,6 @@ class Tokenizer:
                 "the two files belong to different models; fetch the model anew"
             )
         return int(token_id)
-
-    def _set_bos(self, token_id: int, *, add: bool) -> None:
-        """tokenizer_config.json's add_bos_token, where it is given, overrules tokenizer.json."""
-        bos = self._tokenizer.id_to_token(token_id)
-        self._tokenizer.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"] if add else ["$A"], special_tokens=[(bos, token_id)]
-        )
 
 
 class GrowingBytes:
