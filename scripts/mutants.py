@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TREE, POOL, TABLE = "radix_cache.py", "kv_pool.py", "req_to_token.py"
+TREE, NODE, POOL, TABLE = "radix_cache.py", "tree_node.py", "kv_pool.py", "req_to_token.py"
 
 
 class Mutant(NamedTuple):
@@ -32,10 +32,10 @@ MUTANTS = [
     Mutant(
         "a split forgets the locks of the upper half",
         TREE,
-        "ref_count=node.ref_count,",
-        "ref_count=0,",
+        "upper.ref_count, upper.last_used = node.ref_count, node.last_used",
+        "upper.last_used = node.last_used",
     ),
-    Mutant("eviction ignores locks", TREE, " and self.ref_count == 0", ""),
+    Mutant("eviction ignores locks", NODE, " and self.ref_count == 0", ""),
     Mutant(
         "a match inside a node does not split it",
         TREE,
@@ -81,8 +81,8 @@ MUTANTS = [
     Mutant(
         "a leaf gets the first slots instead of the last",
         TREE,
-        "slots=list(slots[cached:])",
-        "slots=list(slots[: len(slots) - cached])",
+        "list(slots[cached:])",
+        "list(slots[: len(slots) - cached])",
     ),
     Mutant(
         "eviction stops one token short",
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         "a common prefix may be longer than the key",
-        TREE,
+        NODE,
         "return min(same, limit)",
         "return same",
     ),

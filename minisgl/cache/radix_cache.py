@@ -19,7 +19,8 @@ The tree knows token ids and slot numbers and nothing else: no tensors, no text,
 token may be any integer however wide, so a 128-bit content hash can stand for an image's tokens
 beside ordinary ids.
 
-Left out: pages of more than one token, and a second tier of storage for what is evicted.
+Left out: pages of more than one token, a second tier of storage for what is evicted, and joining a
+node with its only child again once nothing needs the cut.
 """
 
 from __future__ import annotations
@@ -29,66 +30,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from minisgl.cache.tree_node import TreeNode, common_prefix_len
+
+__all__ = ["Match", "RadixCache", "TreeNode"]
+
 PREVIEW_TOKENS = 24  # a picture of the tree decodes only the first tokens of each node
 PREVIEW_CHARS = 48
-
-
-class TreeNode:
-    """A run of tokens, the slots that hold them, and the runs that may follow.
-
-    `ref_count` counts the locks on this node and on everything below it. `last_used` is the logical
-    time at which a match or an insert last passed through. `queued` says whether the eviction queue
-    holds the node.
-    """
-
-    __slots__ = (
-        "children",
-        "key",
-        "last_used",
-        "namespace",
-        "parent",
-        "queued",
-        "ref_count",
-        "slots",
-    )
-
-    def __init__(
-        self,
-        key: tuple[int, ...] = (),
-        slots: list[int] | None = None,
-        parent: TreeNode | None = None,
-        namespace: str | None = None,
-        ref_count: int = 0,
-        last_used: int = 0,
-    ) -> None:
-        self.key = key
-        self.slots: list[int] = [] if slots is None else slots
-        self.children: dict[tuple[str | None, int], TreeNode] = {}
-        self.parent = parent
-        self.namespace = namespace
-        self.ref_count = ref_count
-        self.last_used = last_used
-        self.queued = False
-
-    @property
-    def edge(self) -> tuple[str | None, int]:
-        """The label under which the parent holds this node: two siblings never share one."""
-        return self.namespace, self.key[0]
-
-    @property
-    def evictable(self) -> bool:
-        """True for an unlocked leaf of the tree (not the root, not an evicted node)."""
-        return self.parent is not None and not self.children and self.ref_count == 0
-
-    def path(self) -> list[TreeNode]:
-        """The nodes from just below the root down to this one."""
-        nodes = []
-        node = self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
 
 
 class Match(NamedTuple):
@@ -96,29 +43,6 @@ class Match(NamedTuple):
 
     slots: list[int]
     node: TreeNode
-
-
-def common_prefix_len(key: tuple[int, ...], tokens: tuple[int, ...], start: int = 0) -> int:
-    """How many leading tokens of `key` stand in `tokens` from `start` on.
-
-    Slices are compared at C speed: first in blocks that double in size until one differs, then by
-    halving that block. The cost is O(answer), not O(len(key)), and the interpreter is asked O(log
-    answer) times.
-
-    >>> common_prefix_len((1, 2, 3, 4), (9, 1, 2, 7), start=1)
-    2
-    """
-    limit = min(len(key), len(tokens) - start)
-    same, block = 0, 32
-    while same < limit and key[same : same + block] == tokens[start + same : start + same + block]:
-        same += block
-        block *= 2
-    while block > 1:
-        block //= 2
-        if key[same : same + block] == tokens[start + same : start + same + block]:
-            same += block
-    # subtle: where key and tokens end together, short slices are equal and `same` may overshoot
-    return min(same, limit)
 
 
 class RadixCache:
@@ -130,6 +54,8 @@ class RadixCache:
 
     `namespace` separates what must never be shared although the tokens agree: another adapter's
     weights, or another tenant's salt. Equal tokens in two namespaces are two paths.
+
+    Not for use by several threads at once: the engine's one thread owns it.
 
     >>> cache = RadixCache()
     >>> cache.insert([1, 2, 3, 4], slots=[10, 11, 12, 13])
@@ -159,9 +85,9 @@ class RadixCache:
     def match_prefix(self, tokens: Sequence[int], namespace: str | None = None) -> Match:
         """Find the longest cached prefix of `tokens`, in O(length), and mark it as just used.
 
-        A match that ends inside a node splits the node there, so that `Match.node` ends exactly
-        where the slots end and a lock on it protects the match and nothing more. Lock it before
-        anything is evicted.
+        A match that ends inside a node splits the node there (a copy of that node, at C speed), so
+        that `Match.node` ends exactly where the slots end and a lock on it protects the match and
+        nothing more. Lock it before anything is evicted.
 
         A prompt that is cached from end to end matches in full. An engine that needs the logits of
         the last token must compute that token again, so it asks for `tokens[:-1]`.
@@ -184,18 +110,13 @@ class RadixCache:
         """
         if len(tokens) != len(slots):
             raise ValueError(
-                f"each token needs a slot: got {len(tokens)} tokens and {len(slots)} slots"
+                f"got {len(tokens)} tokens and {len(slots)} slots: one slot each is needed"
             )
         tokens = tuple(tokens)
         node, cached = self._descend(tokens, namespace)
         if cached < len(tokens):
-            leaf = TreeNode(
-                key=tokens[cached:],
-                slots=list(slots[cached:]),
-                parent=node,
-                namespace=namespace,
-                last_used=self._clock,
-            )
+            leaf = TreeNode(tokens[cached:], list(slots[cached:]), node, namespace)
+            leaf.last_used = self._clock
             node.children[leaf.edge] = leaf
             self.evictable_size += len(leaf.key)
             self._enqueue(leaf)
@@ -244,9 +165,7 @@ class RadixCache:
         """Undo one `lock(node)`. Raises ValueError if `node` is not locked."""
         self._require_live(node)
         if node is not self.root and node.ref_count == 0:
-            raise ValueError(
-                f"unlock of a node that is not locked ({len(node.key)} tokens, ref_count 0)"
-            )
+            raise ValueError(f"the node ({len(node.key)} tokens, ref_count 0) is not locked")
         for step in node.path():
             step.ref_count -= 1
             if step.ref_count == 0:
@@ -263,9 +182,7 @@ class RadixCache:
     def reset(self) -> list[int]:
         """Empty the tree; return every slot it held. Raises ValueError while a path is locked."""
         if self.protected_size:
-            raise ValueError(
-                f"cannot reset: {self.protected_size} tokens are locked by running requests"
-            )
+            raise ValueError(f"cannot reset: {self.protected_size} tokens are locked")
         return self.evict(self.total_size)
 
     def nodes(self) -> Iterator[TreeNode]:
@@ -278,30 +195,17 @@ class RadixCache:
 
     def render(self, decode: Callable[[Sequence[int]], str]) -> str:
         """Draw the tree, a line for each node: how many tokens, ref_count, how its text begins."""
-        num_nodes = sum(1 for _ in self.nodes())
-        lines = [
-            f"{self.total_size} tokens in {num_nodes} nodes "
-            f"({self.protected_size} protected, {self.evictable_size} evictable)"
-        ]
+        sizes = f"{self.protected_size} protected, {self.evictable_size} evictable"
+        lines = [f"{self.total_size} tokens in {sum(1 for _ in self.nodes())} nodes ({sizes})"]
         # An explicit stack: a chat of a thousand turns is a thousand nodes deep.
-        stack = [
-            (node, "", rank == 0) for rank, node in enumerate(reversed(self.root.children.values()))
-        ]
+        stack = [(self.root, "", "")]  # a node, what stands before it, what before its children
         while stack:
-            node, indent, is_last = stack.pop()
-            space = (
-                f" [{node.namespace}]"
-                if node.namespace is not None and node.parent is self.root
-                else ""
-            )
-            branch = "└─" if is_last else "├─"
-            label = f"{len(node.key)} tok · ref {node.ref_count}{space}"
-            lines.append(f"{indent}{branch} {label} · {_preview(node.key, decode)}")
-            indent += "   " if is_last else "│  "
-            stack += [
-                (child, indent, rank == 0)
-                for rank, child in enumerate(reversed(node.children.values()))
-            ]
+            node, before, indent = stack.pop()
+            if node is not self.root:
+                lines.append(before + _label(node, decode))
+            for rank, child in enumerate(reversed(node.children.values())):
+                branch, space = ("└─ ", "   ") if rank == 0 else ("├─ ", "│  ")
+                stack.append((child, indent + branch, indent + space))
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -309,63 +213,50 @@ class RadixCache:
 
     def check(self) -> None:
         """Verify every invariant, in O(tokens). Raises AssertionError that says which is broken."""
-        _expect(
-            self.root.parent is None and not self.root.key and not self.root.slots,
-            "the root carries no tokens",
-        )
-        _expect(self.root.ref_count == 0, "the root is never counted: a lock stops below it")
-        queued: set[TreeNode] = set()
-        for queued_at, _, node in self._queue:
-            _expect(node not in queued, "a node is queued for eviction at most once")
-            _expect(queued_at <= node.last_used, "a queue entry is never younger than its node")
-            queued.add(node)
+        root = self.root
+        _expect(not (root.key or root.slots or root.parent), "the root carries no tokens")
+        _expect(root.ref_count == 0, "the root is never counted: a lock stops below it")
+        queued = {node: queued_at for queued_at, _, node in self._queue}
+        _expect(len(queued) == len(self._queue), "a node is queued for eviction at most once")
 
-        evictable = protected = 0
-        all_slots: list[int] = []
-        live_and_queued: set[TreeNode] = set()
-        for node in self.nodes():
-            parent = node.parent
-            _expect(len(node.key) > 0, "every node but the root carries at least one token")
-            _expect(len(node.key) == len(node.slots), "a node has one slot for each token")
-            _expect(node.ref_count >= 0, "a ref_count is never negative")
-            _expect(
-                parent is not None and parent.children.get(node.edge) is node,
-                "parent and child point at each other",
-            )
-            _expect(
-                parent is self.root or (parent is not None and parent.namespace == node.namespace),
-                "a path stays within one namespace",
-            )
-            _expect(
-                node.ref_count >= sum(child.ref_count for child in node.children.values()),
-                "a lock on a child is also a lock on its parent",
-            )
-            _expect(
-                all(node.last_used >= child.last_used for child in node.children.values()),
-                "a use of a child is also a use of its parent",
-            )
-            _expect(node.last_used <= self._clock, "no node was used in the future")
-            _expect(
-                node.queued == (node in queued), "`queued` tells whether the node is in the queue"
-            )
-            _expect(node.queued or not node.evictable, "every evictable leaf waits in the queue")
-            if node.queued:
-                live_and_queued.add(node)
-            if node.ref_count > 0:
-                protected += len(node.key)
-            else:
-                evictable += len(node.key)
-            all_slots += node.slots
-        _expect(live_and_queued == queued, "the queue holds nodes of the tree only")
-        _expect(len(set(all_slots)) == len(all_slots), "a slot belongs to one token only")
+        nodes = list(self.nodes())
+        for node in nodes:
+            self._check_node(node, queued.pop(node, None))
+        _expect(not queued, "the queue holds nodes of the tree only")
+        slots = [slot for node in nodes for slot in node.slots]
+        _expect(len(set(slots)) == len(slots), "a slot belongs to one token only")
+        evictable = sum(len(node.key) for node in nodes if node.ref_count == 0)
+        protected = len(slots) - evictable
+        sizes = f"evictable_size {self.evictable_size}, protected_size {self.protected_size}"
         _expect(
-            self.evictable_size == evictable,
-            f"evictable_size is {self.evictable_size}, counted {evictable}",
+            (self.evictable_size, self.protected_size) == (evictable, protected),
+            f"{sizes}: counted {evictable} and {protected}",
+        )
+
+    def _check_node(self, node: TreeNode, queued_at: int | None) -> None:
+        """The part of `check` that looks at one node and its children."""
+        parent, children = node.parent, node.children.values()
+        assert parent is not None, "nodes() does not yield the root"
+        _expect(len(node.key) > 0, "every node but the root carries at least one token")
+        _expect(len(node.key) == len(node.slots), "a node has one slot for each token")
+        _expect(parent.children.get(node.edge) is node, "parent and child point at each other")
+        _expect(
+            parent is self.root or parent.namespace == node.namespace,
+            "a path stays within one namespace",
+        )
+        _expect(node.ref_count >= 0, "a ref_count is never negative")
+        _expect(
+            node.ref_count >= sum(child.ref_count for child in children),
+            "a lock on a child is also a lock on its parent",
         )
         _expect(
-            self.protected_size == protected,
-            f"protected_size is {self.protected_size}, counted {protected}",
+            all(node.last_used >= child.last_used for child in children),
+            "a use of a child is also a use of its parent",
         )
+        _expect(node.last_used <= self._clock, "no node was used in the future")
+        _expect(node.queued == (queued_at is not None), "`queued` tells what is in the queue")
+        _expect(node.queued or not node.evictable, "every evictable leaf waits in the queue")
+        _expect((queued_at or 0) <= node.last_used, "an entry is never younger than its node")
 
     # -- below the line ---------------------------------------------------------------------------
 
@@ -398,14 +289,8 @@ class RadixCache:
         all that was locked below it, so it starts with the same ref_count.
         """
         assert node.parent is not None and 0 < at < len(node.key)
-        upper = TreeNode(
-            key=node.key[:at],
-            slots=node.slots[:at],
-            parent=node.parent,
-            namespace=node.namespace,
-            ref_count=node.ref_count,
-            last_used=node.last_used,
-        )
+        upper = TreeNode(node.key[:at], node.slots[:at], node.parent, node.namespace)
+        upper.ref_count, upper.last_used = node.ref_count, node.last_used
         node.parent.children[upper.edge] = upper
         node.key, node.slots, node.parent = node.key[at:], node.slots[at:], upper
         upper.children[node.edge] = node
@@ -428,16 +313,16 @@ class RadixCache:
 
     def _require_live(self, node: TreeNode) -> None:
         if node.parent is None and node is not self.root:
-            raise ValueError(
-                f"the node ({len(node.key)} tokens) was evicted: match again before locking"
-            )
+            raise ValueError(f"the node ({len(node.key)} tokens) was evicted: match again")
 
 
-def _preview(key: tuple[int, ...], decode: Callable[[Sequence[int]], str]) -> str:
-    """The beginning of a node's text in quotes, line breaks shown as \\n."""
-    text = decode(key[:PREVIEW_TOKENS])
-    more = len(key) > PREVIEW_TOKENS or len(text) > PREVIEW_CHARS
-    return repr(text[:PREVIEW_CHARS]) + ("…" if more else "")
+def _label(node: TreeNode, decode: Callable[[Sequence[int]], str]) -> str:
+    """One node in one line; line breaks of its text are shown as \\n."""
+    text = decode(node.key[:PREVIEW_TOKENS])
+    more = "…" if len(node.key) > PREVIEW_TOKENS or len(text) > PREVIEW_CHARS else ""
+    namespace = "" if node.namespace is None else f" [{node.namespace}]"
+    size = f"{len(node.key)} tok · ref {node.ref_count}{namespace}"
+    return f"{size} · {text[:PREVIEW_CHARS]!r}{more}"
 
 
 def _expect(condition: bool, invariant: str) -> None:  # noqa: FBT001

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from minisgl.cache.kv_pool import KVPool, PoolFull
-from minisgl.cache.radix_cache import RadixCache, TreeNode, common_prefix_len
+from minisgl.cache.radix_cache import RadixCache, TreeNode
+from minisgl.cache.tree_node import common_prefix_len
 
 
 def keys(cache: RadixCache) -> set[tuple[int, ...]]:
@@ -173,7 +174,7 @@ def test_unlocking_twice_is_an_error() -> None:
 
 
 def test_each_token_needs_a_slot() -> None:
-    with pytest.raises(ValueError, match="3 tokens and 2 slots"):
+    with pytest.raises(ValueError, match="3 tokens and 2 slots: one slot each"):
         RadixCache().insert([1, 2, 3], [0, 1])
 
 
@@ -381,8 +382,8 @@ def break_root(cache: RadixCache, parent: TreeNode, leaf: TreeNode) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (break_size, "evictable_size is 5, counted 4"),
-        (break_protected, "protected_size is -1, counted 0"),
+        (break_size, "evictable_size 5, protected_size 0: counted 4 and 0"),
+        (break_protected, "evictable_size 4, protected_size -1: counted 4 and 0"),
         (break_slots, "belongs to one token only"),
         (break_slot_count, "one slot for each token"),
         (break_parent, "point at each other"),
@@ -393,7 +394,7 @@ def break_root(cache: RadixCache, parent: TreeNode, leaf: TreeNode) -> None:
         (break_negative, "never negative"),
         (break_time, "also a use of its parent"),
         (break_future, "used in the future"),
-        (break_queue, "tells whether the node is in the queue"),
+        (break_queue, "`queued` tells what is in the queue"),
         (break_queued, "every evictable leaf waits"),
         (break_queue_twice, "at most once"),
         (break_queue_time, "never younger than its node"),
