@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,9 +78,10 @@ def convert(
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(".partial", f".{out.name}.", out.parent))
     try:
+        partial.chmod(0o755)  # mkdtemp's are closed to others
         kinds = _write_weights(reader, config, partial, dtype, progress=progress)
         config["torch_dtype"] = kinds.pop() if len(kinds) == 1 else "float32"
         ModelConfig.from_dict(config, generation)  # what we write, we can read

@@ -120,12 +120,20 @@ def _target(stem: str, key: str) -> Path:
 
 def _converted(file: Path, key: str, target: Path | None = None, *, progress: bool | None) -> Path:
     """`file` as a directory in the cache, converted unless it is there already."""
+    from safetensors import SafetensorError
+
     from minisgl.models.gguf import convert
 
     target = target or _target(file.stem, key)
     if (target / "config.json").is_file():
         return target
-    return convert(file, target, progress=progress)
+    try:
+        return convert(file, target, progress=progress)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"can't write the converted model to {target} ({error}); "
+            "set MINISGL_CACHE to a directory with room for it"
+        ) from error
 
 
 def _downloaded(repo: str, *, progress: bool | None) -> Path:

@@ -96,8 +96,8 @@ def load_weights(
                 for name in names:
                     slot = slots[name]
                     view = reader.get_slice(name)[slot.bounds(stored[name].shape)]
-                    _check_values(name, file, view, slot.dest.dtype)
                     slot.dest.copy_(view)
+                    _check_values(name, file, view, slot.dest)
                     bar.advance(stored[name].megabytes)
     for alias in aliases:
         _check_tied(alias, slots[_EMBEDDING], stored[alias], path)
@@ -199,18 +199,25 @@ def _check(slots: dict[str, WeightSlot], stored: dict[str, _Stored], path: Path)
         )
 
 
-def _check_values(name: str, file: Path, tensor: torch.Tensor, target: torch.dtype) -> None:
-    """Raise for NaN and infinity, and for values that `target` can't hold."""
-    if not tensor.numel():
+def _check_values(name: str, file: Path, source: torch.Tensor, dest: torch.Tensor) -> None:
+    """Raise for NaN and infinity, be they stored or made by the cast to `dest`'s dtype.
+
+    `dest` is looked at, which is often half the bytes; `source` only to say what happened.
+    """
+    if not dest.numel() or _finite(dest):
         return
-    low, high = (float(x) for x in torch.aminmax(tensor))  # subtle: NaN if any element is
-    if not (abs(low) < float("inf") and abs(high) < float("inf")):
+    if not _finite(source):
         raise ValueError(f"{name} in {file} holds NaN or infinite values; the file is damaged")
-    largest, limit = max(-low, high), torch.finfo(target).max
-    if largest > limit:
-        raise ValueError(
-            f"{name} in {file} holds {largest:.4g}, and {target} ends at {limit:.4g}: use bfloat16"
-        )
+    raise ValueError(
+        f"{name} in {file} holds {float(source.abs().max()):.4g}, and {dest.dtype} ends at "
+        f"{torch.finfo(dest.dtype).max:.4g}: use bfloat16"
+    )
+
+
+def _finite(x: torch.Tensor) -> bool:
+    """Whether all of `x` are finite numbers, in one pass that allocates nothing."""
+    low, high = torch.aminmax(x)  # subtle: both are NaN if any element is
+    return bool(low.isfinite() & high.isfinite())
 
 
 def _check_tied(name: str, slot: WeightSlot, stored: _Stored, path: Path) -> None:

@@ -500,7 +500,7 @@ def test_the_default_models_weights_equal_ggufs_own_dequantisation(default_model
     reader = gguf.GGUFReader(_default_gguf())
     with safe_open(default_model_dir / "model.safetensors", framework="pt") as stored:
         assert set(stored.keys()) == {hub_name(t.name) for t in reader.tensors}
-        for tensor in reader.tensors[::17]:
+        for tensor in reader.tensors[::40]:
             ours = stored.get_tensor(hub_name(tensor.name)).float().numpy()
             theirs = dequantize(tensor.data, tensor.tensor_type)
             heads = {"attn_q": 9, "attn_k": 3}.get(tensor.name.split(".")[-2])

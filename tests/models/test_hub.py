@@ -88,6 +88,18 @@ def test_a_gguf_is_converted_once_and_again_when_it_changes(
     assert conversions == [file, file]
 
 
+def test_a_cache_without_room_is_named(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: Path, out: Path, progress: bool | None = None) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf, "convert", full)
+    (tmp_path / "tiny.gguf").write_bytes(b"one")
+    with pytest.raises(ValueError, match=r"cache/models/tiny-.*No space left.*set MINISGL_CACHE"):
+        resolve_model(tmp_path / "tiny.gguf")
+
+
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == tmp_path / "cache"
     monkeypatch.delenv("MINISGL_CACHE")
