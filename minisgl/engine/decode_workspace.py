@@ -1,19 +1,21 @@
 """Running requests' keys and values once more, contiguous: what a CPU decodes from.
 
-The pool of single-token slots stays the source of truth; a request that starts to decode is gathered
-from it once into a row of a slab, and each step appends one token to the row.  Slabs have capacities
-256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long request pays for
-its own length and nobody else's, and rows of one slab are one batched matrix product.
+The pool of single-token slots stays the source of truth; a request that starts to decode is
+gathered from it once into a row of a slab, and each step appends one token to the row.  Slabs have
+capacities 256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long
+request pays for its own length and nobody else's, and the rows of a slab are one batched product.
 
     slab of capacity C, one tensor per layer:  [2 (K, V), rows, KV, C, D]
     rows [0, n) are in use; the last row moves into the gap when a request leaves
 
-The copy costs memory: at most `budget` tokens of it.  A request that does not fit decodes from the pool.
+The copy costs memory: at most `budget` tokens of it.  A request that does not fit decodes from the
+pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 
@@ -21,8 +23,10 @@ from minisgl.kernels.slab_attention import slab_attention
 
 FIRST_CAPACITY = 256
 
+Owner = TypeVar("Owner", bound=Hashable)
 
-class Slab:
+
+class Slab(Generic[Owner]):
     """Rows of one capacity.  Appending and attending touch rows [0, n) only."""
 
     def __init__(self, capacity: int, like: torch.Tensor, num_layers: int) -> None:
@@ -31,14 +35,15 @@ class Slab:
         # subtle: zeros, not empty: masked keys are multiplied by 0, and 0 · NaN would be NaN
         shape = (2, 0, self.num_kv_heads, capacity, self.head_dim)
         self.layers = [like.new_zeros(shape) for _ in range(num_layers)]
-        self.owners: list[Hashable] = []  # request of each row
+        self.owners: list[Owner] = []  # request of each row
         self.lengths: list[int] = []  # tokens in each row
 
     @property
     def rows(self) -> int:
+        """How many rows there is memory for."""
         return self.layers[0].shape[1]
 
-    def add(self, owner: Hashable, length: int) -> int:
+    def add(self, owner: Owner, length: int) -> int:
         """A free row, its `length` tokens still to be written."""
         if len(self.owners) == self.rows:
             n = self.rows
@@ -50,6 +55,7 @@ class Slab:
         return len(self.owners) - 1
 
     def remove(self, row: int) -> None:
+        """Give `row` back; the last row moves into it."""
         last = len(self.owners) - 1
         if row != last:
             n = self.lengths[last]
@@ -62,7 +68,7 @@ class Slab:
             self.layers = [x[:, :0].clone() for x in self.layers]
 
 
-class DecodeWorkspace:
+class DecodeWorkspace(Generic[Owner]):
     """Slabs of growing capacity and which request sits where.
 
     One step is `plan()` then, for every layer, `attend()`; `plan` says in which order the requests'
@@ -72,19 +78,19 @@ class DecodeWorkspace:
     def __init__(self, pool: list[torch.Tensor], budget: int) -> None:
         self.pool = pool  # per layer [S, 2, KV, D]
         self.budget = budget
-        self.slabs: dict[int, Slab] = {}
-        self.place: dict[Hashable, Slab] = {}
-        self._plan: list[tuple[Slab, int, int, torch.Tensor, torch.Tensor | None]] = []
+        self.slabs: dict[int, Slab[Owner]] = {}
+        self.place: dict[Owner, Slab[Owner]] = {}
+        self._plan: list[tuple[Slab[Owner], int, int, torch.Tensor, torch.Tensor | None]] = []
 
     @property
     def used(self) -> int:
         """Tokens of memory that the rows in use take."""
         return sum(len(s.owners) * s.capacity for s in self.slabs.values())
 
-    def __contains__(self, owner: Hashable) -> bool:
+    def __contains__(self, owner: Owner) -> bool:
         return owner in self.place
 
-    def admit(self, owner: Hashable, slots: Sequence[int]) -> bool:
+    def admit(self, owner: Owner, slots: Sequence[int]) -> bool:
         """Copy the tokens at `slots` into a row; False (and nothing done) if it does not fit."""
         capacity = FIRST_CAPACITY
         while capacity <= len(slots):
@@ -100,13 +106,13 @@ class DecodeWorkspace:
         self.place[owner] = slab
         return True
 
-    def leave(self, owner: Hashable) -> None:
+    def leave(self, owner: Owner) -> None:
         """Give the row back; nothing happens if there is none."""
         slab = self.place.pop(owner, None)
         if slab is not None:
             slab.remove(slab.owners.index(owner))
 
-    def plan(self, owners: Sequence[Hashable]) -> list[Hashable]:
+    def plan(self, owners: Sequence[Owner]) -> list[Owner]:
         """Make room for one more token of each of `owners`; their order in the coming step.
 
         Every owner that has a row must be among `owners`; those without one are left out, and so is
@@ -116,7 +122,8 @@ class DecodeWorkspace:
             slab = self.place.get(owner)
             if slab is not None and slab.lengths[slab.owners.index(owner)] == slab.capacity:
                 self._move_up(owner, slab)
-        self._plan, order = [], []
+        self._plan = []
+        order: list[Owner] = []
         start = 0
         for slab in self.slabs.values():
             n = len(slab.owners)
@@ -152,12 +159,12 @@ class DecodeWorkspace:
             parts.append(slab_attention(q[start:stop], heads[0], heads[1], mask, scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _slab(self, capacity: int) -> Slab:
+    def _slab(self, capacity: int) -> Slab[Owner]:
         if capacity not in self.slabs:
             self.slabs[capacity] = Slab(capacity, self.pool[0], len(self.pool))
         return self.slabs[capacity]
 
-    def _move_up(self, owner: Hashable, slab: Slab) -> None:
+    def _move_up(self, owner: Owner, slab: Slab[Owner]) -> None:
         old, n = slab.owners.index(owner), slab.capacity
         if self.used + n <= self.budget:
             larger = self._slab(2 * n)

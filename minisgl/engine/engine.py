@@ -32,6 +32,7 @@ from minisgl.engine.output import Chunk, Completion, FinishReason
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.scheduler import Scheduler
+from minisgl.kernels.dispatch import use_triton
 from minisgl.models.config import ModelConfig
 from minisgl.models.hub import resolve_model
 from minisgl.models.registry import load_model
@@ -84,7 +85,9 @@ class Engine:
         ValueError: a setting that is not allowed, or a model that can't be loaded; in words.
     """
 
-    def __init__(self, model: str | None = None, *, progress: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, progress: bool = False, **settings: Any
+    ) -> None:
         try:
             self.config = EngineConfig(model=model, **settings)
         except TypeError:
@@ -120,10 +123,12 @@ class Engine:
         )
         use_workspace = (
             self.config.decode_workspace
-            and self.placement.device.type == "cpu"
+            and not use_triton(pool.layers[0])  # Triton reads scattered slots at full speed
             and not self.model_config.sliding_window
         )
-        workspace = DecodeWorkspace(pool.layers, pool.num_slots) if use_workspace else None
+        workspace: DecodeWorkspace[Req] | None = None
+        if use_workspace:
+            workspace = DecodeWorkspace(pool.layers, pool.num_slots)
         self.runner = ModelRunner(net, self.scheduler, workspace)
         self.eos_ids = frozenset(self.model_config.eos_token_ids) | frozenset(
             self.tokenizer.eos_token_ids
@@ -131,7 +136,9 @@ class Engine:
         self._requests = self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
         self._steps, self._busy = 0, 0.0
         self._inbox: queue.SimpleQueue[Req | Callable[[], None] | None] = queue.SimpleQueue()
-        self._door = threading.Lock()  # nobody submits between the engine's death and its last words
+        self._door = (
+            threading.Lock()
+        )  # nobody submits between the engine's death and its last words
         self._death: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="minisgl-engine", daemon=True)
         self._thread.start()
@@ -166,7 +173,7 @@ class Engine:
     # ------------------------------------------------------------------ the front door
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str as well
         self, prompt: str, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Completion: ...
     @overload
@@ -236,7 +243,9 @@ class Engine:
         assert isinstance(event, Chunk) and event.completion is not None
         return event.completion
 
-    def _make_req(self, prompt: Prompt, params: SamplingParams | None, streams: bool = False) -> Req:  # noqa: FBT001, FBT002
+    def _make_req(
+        self, prompt: Prompt, params: SamplingParams | None, *, streams: bool = False
+    ) -> Req:
         params = params or SamplingParams()
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_special_tokens=True)
@@ -267,6 +276,7 @@ class Engine:
             skip_special_tokens=params.skip_special_tokens,
             stop=params.stop,
             no_stop_trim=params.no_stop_trim,
+            continues=True,
         )
         return Req(
             prompt_ids=ids,
@@ -328,7 +338,10 @@ class Engine:
 
     def tree(self) -> str:
         """A picture of the radix tree, token texts included."""
-        decode = lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=False)  # noqa: E731
+
+        def decode(ids: Sequence[int]) -> str:
+            return self.tokenizer.decode(ids, skip_special_tokens=False)
+
         return self.call(lambda: self.scheduler.tree.render(decode))
 
     def flush_cache(self) -> bool:

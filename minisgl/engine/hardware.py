@@ -27,9 +27,9 @@ class Placement:
 def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
     """Resolve "auto" for this machine.
 
-    On a GPU: the checkpoint's dtype; float16 in place of bfloat16 on parts without it, with a notice.
-    On a CPU: bfloat16 where the processor multiplies it in hardware; elsewhere float32, with bfloat16
-    copies of the weights for single rows if the checkpoint is in half precision anyway.
+    On a GPU: the checkpoint's dtype; on parts without bfloat16, float16 instead, with a notice.
+    On a CPU: bfloat16 where the processor multiplies it in hardware; elsewhere float32, with
+    bfloat16 copies of the weights for single rows if the checkpoint is in half precision anyway.
 
     Raises:
         ValueError: a GPU is asked for and there is none.

@@ -1,4 +1,4 @@
-"""From a `Step` to logits: builds the `ForwardBatch`, runs the model, keeps the decode workspace."""
+"""From a `Step` to logits: build the `ForwardBatch`, keep the workspace, run the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModelRunner:
     """One model on one device."""
 
     def __init__(
-        self, model: nn.Module, scheduler: Scheduler, workspace: DecodeWorkspace | None
+        self, model: nn.Module, scheduler: Scheduler, workspace: DecodeWorkspace[Req] | None
     ) -> None:
         self.model = model
         self.scheduler = scheduler
@@ -41,8 +41,7 @@ class ModelRunner:
             if req not in self.workspace and req.row is not None:
                 slots = self.scheduler.req_to_token.row(req.row, req.kv_len)
                 self.workspace.admit(req, slots)
-        seated: list[Req] = self.workspace.plan(decodes)
-        return seated + [req for req in decodes if req not in self.workspace]
+        return self.workspace.plan(decodes) + [req for req in decodes if req not in self.workspace]
 
     def _batch(self, decodes: list[Req], step: Step) -> ForwardBatch:
         ids = [req.output_ids[-1] for req in decodes]

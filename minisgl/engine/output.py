@@ -36,4 +36,5 @@ class Chunk:
 
     @property
     def finish_reason(self) -> FinishReason | None:
+        """None until the last piece."""
         return self.completion.finish_reason if self.completion else None

@@ -61,4 +61,5 @@ class Req:
 
     @property
     def seq_len(self) -> int:
+        """Tokens of prompt and output so far."""
         return len(self.prompt_ids) + len(self.output_ids)

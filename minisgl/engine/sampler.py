@@ -15,8 +15,8 @@ _MASK = (1 << 64) - 1
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that decides a request's token at `position`.
 
-    A pure function (splitmix64 of both), so a seeded request gives the same text in any batch, after
-    a retraction, on a CPU and on a GPU.
+    A pure function (splitmix64 of both), so a seeded request gives the same text in any batch,
+    after a retraction, on a CPU and on a GPU.
 
     >>> uniform(7, 0) == uniform(7, 0) != uniform(7, 1)
     True

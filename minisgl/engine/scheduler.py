@@ -1,14 +1,15 @@
 """The scheduler: which tokens the next step computes, and who owns which slot.
 
-Continuous batching (Orca) with chunked prefill: every step holds one token of each running request and,
-in what is left of the token budget, new tokens of waiting prompts, in chunks where they are long.
+Continuous batching (Orca) with chunked prefill: every step holds one token of each running request
+and, in what is left of the token budget, new tokens of waiting prompts, in chunks where they are
+long.
 
     waiting --admit--> prefilling --last chunk--> running --finish--> done
        ^                                             |
        '------------------ retract ------------------'
 
-Slots change hands in four places, and only here: admit (the tree lends a prefix), `_share` (the tree
-takes over a computed prompt), `_release` (it takes over the rest), and allocation for a step.
+Slots change hands in four places, and only here: admit (the tree lends a prefix), `_share` (the
+tree takes over a computed prompt), `_release` (it takes over the rest), and allocation for a step.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
+        """Nothing waits and nothing computes."""
         return not (self.waiting or self.prefilling or self.running)
 
     @property
@@ -214,8 +216,8 @@ class Scheduler:
         req.is_done = True
 
     def retract(self, req: Req) -> None:
-        """`req` makes room: its tokens stay cached while there is space, and it goes back to the head
-        of the queue, output and all."""
+        """`req` makes room: its tokens stay cached while there is space, and it goes back to the
+        head of the queue, output and all."""
         self._release(req)
         for place in (self.prefilling, self.running):
             if req in place:

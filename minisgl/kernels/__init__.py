@@ -1,1 +1,1 @@
-"""The kernels: tensors in, tensors out; each file holds a torch reference, a Triton kernel and its launcher."""
+"""Tensors in, tensors out; each file: a torch reference, a Triton kernel and its launcher."""

@@ -4,16 +4,15 @@
 
 Shapes: x [T, K], w [N, K] -> y [T, N].
 
-A decode step reads every weight once, so its speed is the speed at which weights come out of memory.
-Two layouts help, and a weight may have both:
+A decode step reads every weight once, so its speed is the speed at which weights come out of
+memory.  Two layouts help, and a weight may have both:
 
-    packed   oneDNN's blocked order: no repacking inside each call.  Measured on two AVX2 cores against
-             `F.linear` in float32: 1.2-1.8x at one row, up to 4x at 2 to 8 rows, 1.0-2.5x at 32.
+    packed   oneDNN's blocked order: no repacking inside each call, which pays most at 2 to 32 rows.
     half     the same numbers in bfloat16 for single rows: half the bytes, and PyTorch has a
-             matrix-vector loop for them on every processor (2-3x at one row).  More rows fall off
-             a cliff where the processor has no bfloat16 matrix unit, hence "single".
+             matrix-vector loop for them on every processor.  More rows fall off a cliff where the
+             processor has no bfloat16 matrix unit, hence "single".
 
-The measurement is `python -m scripts.bench.cpu_linear`.
+`python -m scripts.bench.cpu_linear` measures both beside `F.linear`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
     """Whether this PyTorch build packs weights of `dtype` on this processor."""
     try:
         w = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype))
-        torch.ops.mkldnn._linear_pointwise(
-            torch.zeros(1, 16, dtype=dtype), w, None, "none", [], ""
-        )
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(1, 16, dtype=dtype), w, None, "none", [], "")
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return True
@@ -46,6 +43,7 @@ class CPULinear:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(w) if self.is_packed else w
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] -> [T, N], by the layout that suits T."""
         if self.half is not None and x.shape[0] == 1:
             return F.linear(x.to(torch.bfloat16), self.half).to(x.dtype)
         if self.is_packed:

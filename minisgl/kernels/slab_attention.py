@@ -4,10 +4,11 @@
 
 Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B, 1, L] or None -> o [B, H, D].
 
-Two batched matrix products with a softmax between; the G = H / KV query heads that share a KV head are
-the rows of one product, so keys are read once for all of them.  Gathering keys from scattered slots
-first costs more than the attention itself, which is why engine/decode_workspace.py keeps them like this.
-There is no Triton kernel here: a GPU reads scattered slots at full speed (decode_attention.py).
+Two batched matrix products with a softmax between; the G = H / KV query heads that share a KV head
+are the rows of one product, so keys are read once for all of them.  Gathering keys from scattered
+slots first costs more than the attention itself, which is why engine/decode_workspace.py keeps them
+like this. There is no Triton kernel here: a GPU reads scattered slots at full speed
+(decode_attention.py).
 """
 
 from __future__ import annotations

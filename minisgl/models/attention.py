@@ -60,7 +60,7 @@ class RadixAttention(nn.Module):
                     window=self.window,
                 )
             )
-        if T > n:
+        if n < T:
             assert batch.extend_rows is not None
             assert batch.prefix_lens is not None and batch.cu_seqlens is not None
             parts.append(

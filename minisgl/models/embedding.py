@@ -23,7 +23,7 @@ def vocab_shard(vocab_size: int, parallel: Parallel) -> tuple[int, int]:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """ids [T] -> [T, D].  A rank gives zeros for ids that another rank holds; the sum is the row."""
+    """ids [T] -> [T, D].  A rank gives zeros for ids of another rank; the sum is the row."""
 
     def __init__(self, vocab_size: int, hidden: int, parallel: Parallel) -> None:
         super().__init__()

@@ -8,8 +8,8 @@ Tokens of the step lie one after the other, decodes first:
     | d0 | d1 | d2 |  e0 e0 e0 e0  |  e1 e1  |          T tokens
     '- num_decode -' '---- cu_seqlens -------'
 
-A decode is one token of a running request; an extend is a run of new prompt tokens (a whole prompt or
-one chunk) on top of a cached prefix.  One step may hold both.
+A decode is one token of a running request; an extend is a run of new prompt tokens (a whole prompt
+or one chunk) on top of a cached prefix.  One step may hold both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class DecodeWorkspace(Protocol):
 class ForwardBatch:
     """One step's tokens and where their keys and values live.
 
-    Shapes: T tokens, B decodes, E extends, R request rows, C context, P positions of the rope table.
+    Shapes: T tokens, B decodes, E extends, R request rows, C context, P positions of the rope
+    table.
     """
 
     input_ids: torch.Tensor  # [T] int64

@@ -40,7 +40,8 @@ class GatedMLP(nn.Module):
         self.down = RowParallelLinear(inner, hidden, bias=bias, parallel=parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(silu_and_mul(self.gate_up(x)))
+        y: torch.Tensor = self.down(silu_and_mul(self.gate_up(x)))
+        return y
 
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         return {

@@ -3,8 +3,8 @@
     Column   W split by output rows    -> each rank holds a slice of y        no communication
     Row      W split by input columns  -> each rank holds a term of y         one all-reduce
 
-Attention and MLP are Column then Row, so a block costs two all-reduces.  Fused layers (q, k, v side by
-side; gate and up side by side) read their input once instead of three or two times.
+Attention and MLP are Column then Row, so a block costs two all-reduces.  Fused layers (q, k, v side
+by side; gate and up side by side) read their input once instead of three or two times.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from minisgl.kernels.cpu_linear import CPULinear
+from minisgl.kernels.dispatch import use_triton
 from minisgl.kernels.linear import linear
 from minisgl.models.loader import WeightSlot
 from minisgl.parallel import Parallel
@@ -31,8 +32,8 @@ class Linear(nn.Module):
         self.packed: CPULinear | None = None
 
     def pack(self, *, half_rows: bool) -> None:
-        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py); a no-op on a GPU."""
-        if self.weight.device.type == "cpu":
+        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py); no-op under Triton."""
+        if not use_triton(self.weight):
             self.packed = CPULinear(self.weight.data, half_rows=half_rows)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
@@ -52,9 +53,7 @@ class Linear(nn.Module):
             f"{hub_name}.weight": WeightSlot(self.weight[start : start + length], 0, rank, size)
         }
         if self.bias is not None:
-            slots[f"{hub_name}.bias"] = WeightSlot(
-                self.bias[start : start + length], 0, rank, size
-            )
+            slots[f"{hub_name}.bias"] = WeightSlot(self.bias[start : start + length], 0, rank, size)
         return slots
 
 

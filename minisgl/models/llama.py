@@ -45,7 +45,8 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        return self.out(self.attend(self.qkv(x), batch))
+        y: torch.Tensor = self.out(self.attend(self.qkv(x), batch))
+        return y
 
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         return {
@@ -63,9 +64,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = Attention(c, layer, parallel)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(
-            c.hidden_size, c.intermediate_size, bias=c.mlp_bias, parallel=parallel
-        )
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, bias=c.mlp_bias, parallel=parallel)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
@@ -97,6 +96,8 @@ class LlamaModel(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(c, i, parallel) for i in range(c.num_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         cos, sin = rope_table(c.rope, c.head_dim, max_len)  # [P, D] each
+        self.cos: torch.Tensor
+        self.sin: torch.Tensor
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -128,7 +129,8 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, parallel, tied)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        return self.lm_head(self.model(batch))
+        logits: torch.Tensor = self.lm_head(self.model(batch))
+        return logits
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """Where each tensor of a Hugging Face checkpoint goes."""

@@ -33,6 +33,8 @@ class Model:
         order = self.workspace.plan(list(self.kv))
         for owner in set(self.kv) - set(order):
             del self.kv[owner]  # found no room to grow
+        if not order:
+            return  # then nothing attends
         for layer in range(LAYERS):
             q = torch.randn(len(order), KV * G, D, generator=self.g)
             new = torch.randn(len(order), 2, KV, D, generator=self.g)
