@@ -24,8 +24,8 @@ class EngineConfig:
     """"cuda", "cpu", or "auto": a GPU where there is one."""
 
     dtype: str = "auto"
-    """Of weights and activations. "auto": the checkpoint's on a GPU that has it, else what the
-    processor is fast at (see `minisgl.engine.hardware`)."""
+    """Of weights and activations. "auto": the half precision that the machine is fast at, on a CPU
+    without any float32 with bfloat16 for single rows (see `minisgl.engine.hardware`)."""
 
     context_length: int | None = None
     """Most tokens of prompt and answer together; None: what the model was trained for."""

@@ -15,6 +15,7 @@ import queue
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ class Engine:
         path = resolve_model(model, progress=progress)
         self.model_config = ModelConfig.from_dir(path)
         self.placement = place(self.config, self.model_config.dtype)
+        if self.placement.notice:
+            warnings.warn(self.placement.notice, stacklevel=2)
         self.tokenizer = Tokenizer(path)
         self.context_length = self.config.context_length or self.model_config.max_position
         self._chat_template: ChatTemplate | None = None

@@ -25,11 +25,13 @@ class Placement:
 
 
 def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
-    """Resolve "auto" for this machine.
+    """Resolve "auto" for this machine.  A float32 checkpoint runs in half precision too, as is the
+    field's habit; dtype="float32" asks for the full one.
 
-    On a GPU: the checkpoint's dtype; on parts without bfloat16, float16 instead, with a notice.
+    On a GPU: the checkpoint's half precision, bfloat16 for float32; on parts without bfloat16,
+    float16 instead, with a notice.
     On a CPU: bfloat16 where the processor multiplies it in hardware; elsewhere float32, with
-    bfloat16 copies of the weights for single rows if the checkpoint is in half precision anyway.
+    bfloat16 copies of the weights for single rows.
 
     Raises:
         ValueError: a GPU is asked for and there is none.
@@ -37,8 +39,9 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ValueError("device='cuda': PyTorch sees no GPU here; use device='cpu' or 'auto'")
+    asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
     if config.device != "cpu" and has_cuda:
-        dtype = checkpoint_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        dtype = asked or (torch.float16 if checkpoint_dtype == torch.float16 else torch.bfloat16)
         if dtype == torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
             return Placement(
                 torch.device("cuda"),
@@ -48,12 +51,11 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
             )
         return Placement(torch.device("cuda"), dtype, half_rows=False)
     cpu = torch.device("cpu")
-    if config.dtype != "auto":
-        return Placement(cpu, getattr(torch, config.dtype), half_rows=False)
-    is_half = checkpoint_dtype != torch.float32
-    if is_half and cpu_multiplies_bfloat16():
+    if asked is not None:
+        return Placement(cpu, asked, half_rows=False)
+    if cpu_multiplies_bfloat16():
         return Placement(cpu, torch.bfloat16, half_rows=False)
-    return Placement(cpu, torch.float32, half_rows=is_half)
+    return Placement(cpu, torch.float32, half_rows=True)
 
 
 def cpu_multiplies_bfloat16() -> bool:

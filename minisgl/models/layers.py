@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream takes `x` up, then is normalised: (norm(x + residual), x + residual)."""
+        """The stream takes `x` up, then is normalised: (norm(x + residual), x + residual)."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def weight_slots(self, name: str) -> dict[str, WeightSlot]:

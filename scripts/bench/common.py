@@ -1,4 +1,4 @@
-"""What the benchmarks share: prompts, medians, and a table that always shows the baseline beside us."""
+"""What the benchmarks share: prompts, medians, and a table with the baseline beside us."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The engine from outside: equal answers however they are computed, every request ended, no slot lost."""
+"""The engine from outside: equal answers however they are computed, and no slot lost."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts.make_tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from minisgl import Completion, Engine, SamplingParams
 from minisgl.engine.engine import EngineError
+from scripts.make_tiny_model import make_tiny_model
 
+# One dtype for one row and for many, so that equal means equal.
+fp32 = partial(Engine, dtype="float32")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = [
     "What is the capital of France?",
@@ -32,7 +35,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def engine(tiny_model_dir: Path) -> Iterator[Engine]:
-    with Engine(str(tiny_model_dir)) as engine:
+    with fp32(str(tiny_model_dir)) as engine:
         yield engine
 
 
@@ -49,7 +52,7 @@ def expected(tiny_model_dir: Path) -> list[list[int]]:
     """transformers' greedy answers to PROMPTS, one at a time."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
     model.generation_config.eos_token_id = None
-    with Engine(str(tiny_model_dir)) as engine:
+    with fp32(str(tiny_model_dir)) as engine:
         encode = engine.tokenizer.encode
         prompts = [torch.tensor([encode(p, add_special_tokens=True)]) for p in PROMPTS]
     answers = []
@@ -74,7 +77,7 @@ def expected(tiny_model_dir: Path) -> list[list[int]]:
 def test_greedy_answers_equal_transformers_alone_together_cold_and_warm(
     tiny_model_dir: Path, expected: list[list[int]], settings: dict[str, Any]
 ) -> None:
-    with Engine(str(tiny_model_dir), **settings) as engine:
+    with fp32(str(tiny_model_dir), **settings) as engine:
         assert ids([engine.generate(p, GREEDY) for p in PROMPTS]) == expected
         assert ids(engine.generate(PROMPTS, GREEDY)) == expected  # warm, as one batch
         engine.flush_cache()
@@ -107,7 +110,7 @@ def test_the_default_model_equals_transformers_on_twenty_prompts(default_model_d
         "What is photosynthesis?",
         "Say hello in French, with an emoji 🌶.",
     ]
-    with Engine(str(default_model_dir), dtype="float32") as engine:
+    with fp32(str(default_model_dir)) as engine:
         prompts = [
             engine.chat_template.encode([{"role": "user", "content": q}], engine.tokenizer)
             for q in questions
@@ -151,12 +154,12 @@ class TestCache:
 
 class TestLimits:
     def test_max_tokens_beyond_the_context_gives_what_fits(self, tiny_model_dir: Path) -> None:
-        with Engine(str(tiny_model_dir), context_length=64) as engine:
+        with fp32(str(tiny_model_dir), context_length=64) as engine:
             out = engine.generate(list(range(3, 63)), greedy(10))
             assert (out.completion_tokens, out.finish_reason) == (4, "length")
 
     def test_no_max_tokens_means_to_the_end_of_the_context(self, tiny_model_dir: Path) -> None:
-        with Engine(str(tiny_model_dir), context_length=40) as engine:
+        with fp32(str(tiny_model_dir), context_length=40) as engine:
             out = engine.generate([5, 6, 7], greedy(None))
             assert (out.completion_tokens, out.finish_reason) == (37, "length")
 
@@ -167,14 +170,14 @@ class TestLimits:
         assert engine.generate([5, 6, 7, 8], greedy(1)).cached_tokens == 3
 
     def test_too_long_a_prompt_is_refused_with_both_numbers(self, tiny_model_dir: Path) -> None:
-        with Engine(str(tiny_model_dir), context_length=64) as engine:
-            with pytest.raises(ValueError, match="70 tokens.* 64"):
+        with fp32(str(tiny_model_dir), context_length=64) as engine:
+            with pytest.raises(ValueError, match=r"70 tokens.* 64"):
                 engine.generate(list(range(3, 73)), GREEDY)
             assert engine.generate([5], greedy(1)).completion_tokens == 1
 
     def test_a_prompt_larger_than_the_pool_is_refused(self, tiny_model_dir: Path) -> None:
         with (
-            Engine(str(tiny_model_dir), kv_tokens=16) as engine,
+            fp32(str(tiny_model_dir), kv_tokens=16) as engine,
             pytest.raises(ValueError, match=r"20 tokens.*KV pool.* 16"),
         ):
             engine.generate(list(range(3, 23)), GREEDY)
@@ -182,7 +185,7 @@ class TestLimits:
     def test_one_request_that_outgrows_the_pool_ends_with_length(
         self, tiny_model_dir: Path
     ) -> None:
-        with Engine(str(tiny_model_dir), kv_tokens=16) as engine:
+        with fp32(str(tiny_model_dir), kv_tokens=16) as engine:
             out = engine.generate([5, 6, 7], greedy(100))
             assert out.finish_reason == "length"
             assert 10 < out.completion_tokens <= 14
@@ -191,9 +194,9 @@ class TestLimits:
 
     def test_two_requests_of_60_percent_of_the_pool_both_finish(self, tiny_model_dir: Path) -> None:
         prompts = [[5, 6, 7, 8], [9, 10, 11, 12]]
-        with Engine(str(tiny_model_dir)) as engine:
+        with fp32(str(tiny_model_dir)) as engine:
             alone = ids([engine.generate(p, greedy(20)) for p in prompts])
-        with Engine(str(tiny_model_dir), kv_tokens=40) as engine:
+        with fp32(str(tiny_model_dir), kv_tokens=40) as engine:
             assert ids(engine.generate(prompts, greedy(20))) == alone
             engine.check()
 
@@ -201,9 +204,9 @@ class TestLimits:
         self, tiny_model_dir: Path
     ) -> None:
         long, other = list(range(3, 103)), [5, 6]
-        with Engine(str(tiny_model_dir)) as engine:
+        with fp32(str(tiny_model_dir)) as engine:
             alone = ids([engine.generate(p, GREEDY) for p in (long, other)])
-        with Engine(str(tiny_model_dir), prefill_budget=7) as engine:
+        with fp32(str(tiny_model_dir), prefill_budget=7) as engine:
             assert ids(engine.generate([long, other], GREEDY)) == alone
             assert engine.stats().steps > 100 / 7
 
@@ -211,12 +214,12 @@ class TestLimits:
 class TestStops:
     def test_every_source_of_eos_stops_and_ignore_eos_does_not(self, tmp_path: Path) -> None:
         path = make_tiny_model(tmp_path / "m")
-        with Engine(str(path)) as engine:
+        with fp32(str(path)) as engine:
             answer = engine.generate([5, 6, 7], greedy(12)).token_ids
         stop = answer[2]
         (path / "generation_config.json").write_text(f'{{"eos_token_id": [{stop}]}}')
         cut = answer.index(stop) + 1
-        with Engine(str(path)) as engine:
+        with fp32(str(path)) as engine:
             assert {2, stop} <= engine.eos_ids  # the config's, and generation_config's
             out = engine.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12))
             assert (out.token_ids, out.finish_reason) == (answer[:cut], "stop")
@@ -271,7 +274,7 @@ class TestSampling:
         assert engine.generate(PROMPTS[0], one).token_ids == best
 
     def test_nan_in_one_row_fails_that_request_only(self, tiny_model_dir: Path) -> None:
-        with Engine(str(tiny_model_dir)) as engine:
+        with fp32(str(tiny_model_dir)) as engine:
             embed = engine.runner.model.model.embed.weight
             alone = engine.generate([5, 6], GREEDY).token_ids
             engine.call(lambda: embed[300].fill_(float("nan")))
@@ -286,7 +289,7 @@ class TestBadInput:
     def test_bad_prompts_are_refused_and_the_next_is_served(
         self, engine: Engine, prompt: Any
     ) -> None:
-        with pytest.raises(ValueError, match="empty|vocabulary"):
+        with pytest.raises(ValueError, match=r"empty|vocabulary"):
             engine.generate(prompt, GREEDY)
         assert engine.generate([5], greedy(1)).completion_tokens == 1
 
@@ -308,12 +311,12 @@ class TestBadInput:
         assert engine.generate([], GREEDY) == []
 
     def test_unknown_settings_are_named(self, tiny_model_dir: Path) -> None:
-        with pytest.raises(ValueError, match="'kv_token'.*kv_tokens"):
-            Engine(str(tiny_model_dir), kv_token=3)
+        with pytest.raises(ValueError, match=r"'kv_token'.*kv_tokens"):
+            fp32(str(tiny_model_dir), kv_token=3)
 
     def test_a_missing_model_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="nowhere"):
-            Engine(str(tmp_path / "nowhere"))
+            fp32(str(tmp_path / "nowhere"))
 
 
 class TestLife:
@@ -342,7 +345,7 @@ class TestLife:
         assert [answers[i] for i in range(24)] == alone * 3
 
     def test_a_closed_engine_says_so_and_closing_twice_is_fine(self, tiny_model_dir: Path) -> None:
-        engine = Engine(str(tiny_model_dir))
+        engine = fp32(str(tiny_model_dir))
         engine.close()
         engine.close()
         with pytest.raises(EngineError, match="closed"):
@@ -351,7 +354,7 @@ class TestLife:
             engine.stats()
 
     def test_closing_answers_those_who_wait(self, tiny_model_dir: Path) -> None:
-        engine = Engine(str(tiny_model_dir))
+        engine = fp32(str(tiny_model_dir))
         stream = engine.stream([5], greedy(None))
         next(stream)
         engine.close()
@@ -359,7 +362,7 @@ class TestLife:
             list(stream)
 
     def test_a_fault_in_a_step_reaches_every_waiting_caller(self, tiny_model_dir: Path) -> None:
-        engine = Engine(str(tiny_model_dir))
+        engine = fp32(str(tiny_model_dir))
         streams = [engine.stream([5, i], greedy(None)) for i in (6, 7)]
         for s in streams:
             next(s)
@@ -395,7 +398,7 @@ def test_any_mix_under_pressure_equals_each_alone(
 def tight(tiny_model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     path = str(tiny_model_dir)
     with (
-        Engine(path, kv_tokens=36, prefill_budget=6, max_running=3) as small,
-        Engine(path, radix_cache=False) as roomy,
+        fp32(path, kv_tokens=36, prefill_budget=6, max_running=3) as small,
+        fp32(path, radix_cache=False) as roomy,
     ):
         yield small, roomy

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from scripts.make_tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from minisgl.models.config import ModelConfig
 from minisgl.models.forward_batch import ForwardBatch
 from minisgl.models.registry import load_model
+from scripts.make_tiny_model import make_tiny_model
 
 LLAMA3 = {
     "rope_type": "llama3",

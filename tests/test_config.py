@@ -1,0 +1,33 @@
+"""Settings are refused at the door, with the value and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("device", "tpu", "cpu, cuda"),
+        ("dtype", "int4", "float32"),
+        ("policy", "lifo", "lpm, fcfs"),
+        ("max_running", 0, "at least 1"),
+        ("max_running", None, "at least 1"),
+        ("prefill_budget", -5, "at least 1"),
+        ("prefill_budget", True, "at least 1"),
+        ("context_length", 2.5, "or None"),
+        ("kv_tokens", 0, "or None"),
+        ("kv_memory_fraction", 0.0, r"\(0, 1\]"),
+        ("kv_memory_fraction", 1.5, r"\(0, 1\]"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(field: str, value: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        EngineConfig(**{field: value})
+    assert f"{field}={value!r}" in str(error.value)
+
+
+def test_defaults_are_allowed() -> None:
+    assert EngineConfig().policy == "lpm"
