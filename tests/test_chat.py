@@ -450,22 +450,30 @@ def test_the_second_turn_reuses_the_first(tiny_model_dir: Path) -> None:
         engine.check()
 
 
+# The child takes the pseudo-terminal as its own, so that a typed Ctrl-C reaches it as SIGINT.
+IN_A_TERMINAL = """
+import fcntl, runpy, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.argv[0] = "chat"
+runpy.run_module("minisgl.chat", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_in_a_terminal(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Keys as a terminal sends them: a question, Ctrl-C, a command, arrow up, Ctrl-D."""
+    """Keys as a terminal sends them: a question, Ctrl-C, a command, Ctrl-D."""
     import pty
 
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "minisgl.chat", "--model", str(tiny_model_dir)]
     process = subprocess.Popen(
-        [*command, "--device", "cpu"],
+        [sys.executable, "-c", IN_A_TERMINAL, "--model", str(tiny_model_dir), "--device", "cpu"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
         cwd=ROOT,
         env=os.environ | {"MINISGL_CACHE": str(tmp_path), "TERM": "dumb"},
         start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )
     os.close(theirs)
     screen = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,14 @@ TEMPLATES = {
 }
 
 
+@functools.cache
+def load(path: Path) -> tuple[ChatTemplate, Tokenizer, PreTrainedTokenizerFast]:
+    return ChatTemplate(path), Tokenizer(path), PreTrainedTokenizerFast.from_pretrained(path)
+
+
 def make(path: Path, **config: Any) -> tuple[ChatTemplate, Tokenizer, PreTrainedTokenizerFast]:
     toys.sentencepiece(path, **config)
-    return ChatTemplate(path), Tokenizer(path), PreTrainedTokenizerFast.from_pretrained(path)
+    return load(path)
 
 
 # ---------------------------------------------------------------------- equal to transformers
@@ -76,8 +82,7 @@ def test_encodes_as_transformers(
     if not path.exists():
         options = {} if make_toy is toys.byte_level else {"add_bos": prints_bos}
         make_toy(path, chat_template=chat_template, **options)
-    template, ours = ChatTemplate(path), Tokenizer(path)
-    theirs = PreTrainedTokenizerFast.from_pretrained(path)
+    template, ours, theirs = load(path)
     messages = [
         {"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(contents)
     ]
