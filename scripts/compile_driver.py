@@ -26,7 +26,7 @@ from minisgl.kernels import dispatch
 
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # bytes of shared memory per block
 MULTIPROCESSORS = {80: 108, 86: 84, 90: 132}  # A100, A10 and 3090-like, H100 and H200
-INSTRUCTIONS = ("HGMMA", "HMMA", "LDGSTS", "LDG.E.U16", "LDL", "STL")
+INSTRUCTIONS = ("HGMMA", "HMMA", "LDGSTS", "LDG.E.128", "LDG.E.U16", "LDL", "STL")
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,29 @@ def compile_only(arch: int) -> Iterator[list[CompiledLaunch]]:
         for module in _kernel_modules():
             patches.enter_context(mock.patch.object(module, "use_triton", lambda x: True))
         yield launches
+
+
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Fail where a launcher reads a tensor's value: on a GPU the host would wait for the device.
+
+    >>> with no_synchronisation():
+    ...     torch.zeros(1).item()
+    Traceback (most recent call last):
+    RuntimeError: a launcher calls Tensor.item, which waits for the GPU
+    """
+
+    def refuse(name: str) -> Any:
+        def refused(self: torch.Tensor, *_: Any, **__: Any) -> Any:
+            raise RuntimeError(f"a launcher calls Tensor.{name}, which waits for the GPU")
+
+        return refused
+
+    names = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
+    with contextlib.ExitStack() as patches:
+        for name in names:
+            patches.enter_context(mock.patch.object(torch.Tensor, name, refuse(name)))
+        yield
 
 
 def _kernel_modules() -> list[Any]:

@@ -28,6 +28,7 @@ from minisgl.kernels import (
 )
 
 Tensors = tuple[torch.Tensor, ...]
+Blocks = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Case:
         flops: multiply-adds of the matmuls, times two.
         baseline: a vendor's kernel for the same work, where there is one.
         exact: outputs are indices or copies, so they must be equal.
+        with_blocks: the call with other block sizes, where the launcher takes them.
     """
 
     kernel: str
@@ -123,6 +125,7 @@ class Case:
     flops: int = 0
     baseline: Callable[[], object] | None = None
     exact: bool = False
+    with_blocks: Callable[[Blocks], Callable[[], object]] | None = None
 
 
 def _size(*tensors: torch.Tensor | None) -> int:
@@ -232,6 +235,7 @@ def linear_case(make: Maker, name: str, tokens: int, n: int, k: int, *, bias: bo
         bytes=_size(x, w, b) + tokens * n * x.element_size(),
         flops=2 * tokens * n * k,
         baseline=lambda: F.linear(x, w, b),
+        with_blocks=lambda blocks: lambda: linear.linear(x, w, b, blocks=blocks),
     )
 
 
@@ -263,12 +267,21 @@ def kv_store_case(make: Maker, model: Model, tokens: int, pool_slots: int) -> Ca
     )
 
 
-def _request_table(make: Maker, lengths: list[int], pool_slots: int) -> Tensors:
-    """(req_to_token [B + 1, C], rows [B]): rows in reverse order, slots all over the pool."""
-    columns = max(16, *lengths)
+def _request_table(
+    make: Maker, lengths: list[int], pool: torch.Tensor, columns: int = 0
+) -> Tensors:
+    """(req_to_token [B + 1, C], rows [B]): rows in reverse order, slots all over the pool.
+
+    Slots that no request uses are filled with NaN: whoever reads one will show it.
+    """
+    columns = columns or max(16, *lengths)
     table = torch.zeros(len(lengths) + 1, columns, dtype=torch.int32, device=make.device)
     rows = make.constant(list(range(len(lengths), 0, -1)), torch.int64)
-    slots = make.slots(pool_slots, sum(lengths))
+    slots = make.slots(pool.shape[0], sum(lengths))
+    if make.values:
+        unused = torch.ones(pool.shape[0], dtype=torch.bool, device=make.device)
+        unused[slots.long()] = False
+        pool[unused] = float("nan")
     for i, part in enumerate(slots.split(lengths)):
         table[len(lengths) - i, : lengths[i]] = part
     return table, rows
@@ -283,22 +296,22 @@ def extend_case(
     *,
     window: int = 0,
     causal: bool = True,
+    pool_slots: int = 0,
 ) -> Case:
     """Prefill: `extend[b]` new tokens of each request over `prefix[b]` cached ones."""
     tokens, H, KV, D = sum(extend), model.heads, model.kv_heads, model.head_dim
     fused = make.normal(tokens, H + 2 * KV, D)
     q, kv = fused[:, :H], fused[:, H:].unflatten(1, (2, KV))
-    pool_slots = sum(prefix) + 16
-    pool = make.normal(pool_slots, 2, KV, D)
-    table, rows = _request_table(make, prefix, pool_slots)
+    pool = make.normal(pool_slots or sum(prefix) + 16, 2, KV, D)
+    table, rows = _request_table(make, prefix, pool)
     prefix_lens = make.constant(prefix, torch.int32)
     cu_seqlens = make.constant([sum(extend[:i]) for i in range(len(extend) + 1)], torch.int32)
     scale = D**-0.5
     arguments = (table, rows, prefix_lens, cu_seqlens)
 
-    def run() -> torch.Tensor:
+    def run(blocks: Blocks | None = None) -> torch.Tensor:
         return extend_attention.extend_attention(
-            q, kv, pool, *arguments, max(extend), scale, causal, window
+            q, kv, pool, *arguments, max(extend), scale, causal, window, blocks=blocks
         )
 
     def reference() -> Tensors:
@@ -327,6 +340,7 @@ def extend_case(
         bytes=_size(fused) + 2 * sum(prefix) * KV * D * q.element_size() + _size(q),
         flops=4 * H * D * sum(keys),
         baseline=baseline,
+        with_blocks=lambda blocks: lambda: run(blocks),
     )
 
 
@@ -346,19 +360,25 @@ def decode_case(
     *,
     window: int = 0,
     pool_slots: int = 0,
+    columns: int = 0,
 ) -> Case:
-    """Decode: one query of each request over its `lengths[b]` slots; length 0 is a padding row."""
+    """Decode: one query of each request over its `lengths[b]` slots; length 0 is a padding row.
+
+    `columns`: width of the table of slots; 0: the longest request.
+    """
     H, KV, D = model.heads, model.kv_heads, model.head_dim
     pool_slots = pool_slots or sum(lengths) + 16
     q = make.normal(len(lengths), H + 2 * KV, D)[:, :H]
     pool = make.normal(pool_slots, 2, KV, D)
-    table, rows = _request_table(make, lengths, pool_slots)
+    table, rows = _request_table(make, lengths, pool, columns)
     seq_lens = make.constant(lengths, torch.int32)
     scale = D**-0.5
     seen = sum(min(n, window) if window else n for n in lengths)
 
-    def run() -> torch.Tensor:
-        return decode_attention.decode_attention(q, pool, table, rows, seq_lens, scale, window)
+    def run(blocks: Blocks | None = None) -> torch.Tensor:
+        return decode_attention.decode_attention(
+            q, pool, table, rows, seq_lens, scale, window, blocks=blocks
+        )
 
     def reference() -> Tensors:
         used = table.long().unique()  # only the slots in use: the pool may be most of the memory
@@ -378,12 +398,18 @@ def decode_case(
         reference=reference,
         bytes=2 * seen * KV * D * q.element_size(),
         flops=4 * seen * H * D,
+        with_blocks=lambda blocks: lambda: run(blocks),
     )
 
 
-def sample_case(make: Maker, name: str, batch: int, vocab: int, *, filters: bool) -> Case:
-    """logits [B, V] -> ids [B]; the first row is greedy, and without filters every third is."""
-    logits = make.normal(batch, vocab)
+def sample_case(
+    make: Maker, name: str, batch: int, vocab: int, *, filters: bool, spread: float = 1.0
+) -> Case:
+    """logits [B, V] -> ids [B]; the first row is greedy, and without filters every third is.
+
+    `spread`: standard deviation of the logits.
+    """
+    logits = make.normal(batch, vocab) * spread
     greedy = [i % 3 == 0 if not filters else i == 0 for i in range(batch)]
     temperature = make.constant([0.0 if g else 0.8 for g in greedy], torch.float32)
     top_k = make.constant([50 if filters else 0] * batch, torch.int32)
@@ -402,9 +428,9 @@ def sample_case(make: Maker, name: str, batch: int, vocab: int, *, filters: bool
     )
 
 
-def logprob_case(make: Maker, batch: int, vocab: int) -> Case:
+def logprob_case(make: Maker, batch: int, vocab: int, *, spread: float = 1.0) -> Case:
     """logits [B, V], ids [B] -> log-probabilities [B]."""
-    logits, ids = make.normal(batch, vocab), make.integers(vocab, batch)
+    logits, ids = make.normal(batch, vocab) * spread, make.integers(vocab, batch)
     return Case(
         "logprob",
         f"logprob B={batch}",
@@ -446,6 +472,66 @@ def model_cases(
     lengths = [0, *(prompt * 2 + 7 * i for i in range(1, batch))]
     yield decode_case(make, model, "plain", lengths)
     yield decode_case(make, model, "window", lengths, window=max(2, prompt // 2))
+    yield sample_case(make, "temperature", batch, model.vocab, filters=False)
+    yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
+    yield logprob_case(make, batch, model.vocab)
+
+
+def edge_cases(
+    make: Maker,
+    *,
+    tokens: int = 70_000,
+    pool_elements: int = 2**31 + 2**24,
+    vocab: int = 151_936,
+    logits: int = 2**31 + 2**24,
+) -> Iterator[Case]:
+    """Sizes where an index of 32 bits or a grid of 16 bits ends, and values where exp does.
+
+    Args:
+        make: where the inputs come from.
+        tokens: rows of each row-wise kernel: more than 65,535 programs.
+        pool_elements: elements of the KV pool.
+        vocab: a vocabulary that no block holds, and not a power of two.
+        logits: elements of a table of logits.
+    """
+    small = MODELS["smollm2-135m"] if make.device != "cpu" else TINY
+    for build in (rms_norm_case, add_rms_norm_case, rotary_case, silu_and_mul_case, embedding_case):
+        yield build(make, small, tokens)
+    yield linear_case(make, "o", tokens, small.hidden, small.hidden)
+    wide = MODELS["llama-2-7b"] if make.device != "cpu" else TINY
+    slots = pool_elements // (2 * wide.kv_heads * wide.head_dim)
+    yield kv_store_case(make, wide, min(tokens, slots) // 2, pool_slots=slots)
+    lengths = [0, 1, 17, slots // 8, slots // 4]
+    yield decode_case(make, wide, "pool past 2**31 elements", lengths, pool_slots=slots)
+    extend, prefix = [1, 33, 70], [slots // 8, 0, slots // 16]
+    yield extend_case(make, wide, "pool past 2**31 elements", extend, prefix, pool_slots=slots)
+    yield extend_case(make, small, "many tokens", [1, tokens // 8, 0, 3], [5, 0, 7, 0])
+    yield decode_case(make, small, "only padding rows", [0, 0])
+    yield sample_case(make, "large vocabulary", 64, vocab, filters=True)
+    yield sample_case(make, "logits of 1e4", 64, vocab, filters=False, spread=1e4)
+    yield logprob_case(make, 64, vocab, spread=1e4)
+    yield logprob_case(make, logits // vocab, vocab)
+
+
+def speed_cases(
+    make: Maker, model: Model, *, tokens: int = 8192, length: int = 4096, batch: int = 32
+) -> Iterator[Case]:
+    """Large enough that a kernel's time is its work, and the small shapes of one decode step."""
+    yield rms_norm_case(make, model, tokens)
+    yield add_rms_norm_case(make, model, tokens)
+    yield rotary_case(make, model, tokens)
+    yield silu_and_mul_case(make, model, tokens)
+    yield embedding_case(make, model, tokens)
+    yield kv_store_case(make, model, tokens, pool_slots=2 * tokens)
+    for n in (batch // 2, tokens // 2):
+        yield linear_case(make, "qkv", n, model.qkv, model.hidden)
+        yield linear_case(make, "gate_up", n, 2 * model.intermediate, model.hidden)
+        yield linear_case(make, "down", n, model.hidden, model.intermediate)
+    yield linear_case(make, "lm_head", batch // 2, model.vocab, model.hidden)
+    yield extend_case(make, model, f"{tokens} tokens", [tokens], [0])
+    yield extend_case(make, model, "prefix", [tokens // 8] * 2, [tokens // 2] * 2)
+    yield decode_case(make, model, f"B={batch} L={length}", [length] * batch)
+    yield decode_case(make, model, f"B=1 L={8 * length}", [8 * length])
     yield sample_case(make, "temperature", batch, model.vocab, filters=False)
     yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
     yield logprob_case(make, batch, model.vocab)

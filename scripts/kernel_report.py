@@ -3,26 +3,50 @@
     python -m scripts.kernel_report                   # print all, fail where a limit is broken
     python -m scripts.kernel_report --write           # and record it in tests/kernels/ledger.json
     python -m scripts.kernel_report --arch 90 --model llama-3-8b --dtype bf16
+    python -m scripts.kernel_report --sweep           # count the cubins over lengths and batches
 
 Each launcher runs at the shapes of real models under a driver that compiles and launches nothing
-(compile_driver.py). The ledger keeps one line per kernel and case for each version of Triton, so
-that a change of registers or shared memory shows in a diff.
+(compile_driver.py). The ledger keeps one line per kernel and case for each minor version of Triton,
+so that a change of registers or shared memory shows in a diff.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scripts.compile_driver import SHARED_LIMIT, Resources, compile_only, resources
-from scripts.kernel_cases import MODELS, Maker, model_cases
+from scripts.compile_driver import (
+    SHARED_LIMIT,
+    CompiledLaunch,
+    Resources,
+    compile_only,
+    no_synchronisation,
+    resources,
+)
+from scripts.kernel_cases import (
+    MODELS,
+    Case,
+    Maker,
+    add_rms_norm_case,
+    decode_case,
+    embedding_case,
+    extend_case,
+    kv_store_case,
+    linear_case,
+    logprob_case,
+    model_cases,
+    rms_norm_case,
+    rotary_case,
+    sample_case,
+    silu_and_mul_case,
+)
 
 LEDGER = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "ledger.json"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,13 +86,48 @@ def measure(arch: int, model: str, dtype: str) -> Iterator[tuple[str, str, Resou
     maker = Maker(DTYPES[dtype], values=False)
     with compile_only(arch) as launches:
         for case in model_cases(maker, MODELS[model]):
-            start = len(launches)
-            case.run()
-            for launch in launches[start:]:
+            for launch in _launches_of(case, launches):
                 key = id(launch.compiled)  # alive in `launches`, so no other object has this id
                 if key not in known:
                     known[key] = resources(launch)
                 yield case.name, launch.kernel, known[key]
+
+
+def _launches_of(case: Case, launches: list[CompiledLaunch]) -> list[CompiledLaunch]:
+    start = len(launches)
+    with no_synchronisation():
+        case.run()
+    if len(launches) == start:
+        raise RuntimeError(f"{case.name}: the launcher launched no kernel")
+    return launches[start:]
+
+
+def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
+    """The launches of each kernel over lengths, batch sizes and cached prefixes of one model."""
+    maker, model = Maker(torch.bfloat16, values=False), MODELS["llama-3-8b"]
+    with compile_only(arch) as launches:
+        for n in (1, 2, 3, 8, 15, 16, 17, 64, 100, 256):
+            cases = [
+                rms_norm_case(maker, model, n),
+                add_rms_norm_case(maker, model, n),
+                rotary_case(maker, model, n),
+                silu_and_mul_case(maker, model, n),
+                embedding_case(maker, model, n),
+                kv_store_case(maker, model, n, pool_slots=4096),
+                linear_case(maker, "o", n, model.hidden, model.hidden),
+                extend_case(maker, model, f"{n} new", [n], [0]),
+                extend_case(maker, model, f"{n} over {7 * n}", [n] * 3, [7 * n] * 3),
+                decode_case(maker, model, f"B={n}", [1000 + n] * n, columns=4096),
+                decode_case(maker, model, f"B={n}, long", [3000 + n] * n, columns=4096),
+                sample_case(maker, f"B={n}", n, model.vocab, filters=True),
+                logprob_case(maker, n, model.vocab),
+            ]
+            for case in cases:
+                _launches_of(case, launches)
+    by_kernel: dict[str, list[CompiledLaunch]] = {}
+    for launch in launches:
+        by_kernel.setdefault(launch.kernel, []).append(launch)
+    return by_kernel
 
 
 def triton_version() -> str:
@@ -88,10 +147,20 @@ def line(needs: Resources) -> str:
     return " ".join([f"shared {needs.shared} regs {needs.registers} stack {needs.stack}", *counts])
 
 
+def read_ledger() -> dict[str, str] | None:
+    """What the ledger says for exactly this release of Triton; None where it holds another."""
+    import triton
+
+    recorded = json.loads(LEDGER.read_text()).get(triton_version(), {})
+    return recorded["kernels"] if recorded.get("release") == triton.__version__ else None
+
+
 def write_ledger(entries: dict[str, str]) -> None:
-    """Replace the entries of this version of Triton, and keep those of the others."""
+    """Replace the entries of this minor version of Triton, and keep those of the others."""
+    import triton
+
     ledger: dict[str, Any] = json.loads(LEDGER.read_text()) if LEDGER.exists() else {}
-    ledger[triton_version()] = {**ledger.get(triton_version(), {}), **entries}
+    ledger[triton_version()] = {"release": triton.__version__, "kernels": entries}
     LEDGER.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n")
 
 
@@ -104,32 +173,50 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", nargs="+", choices=MODELS, default=[*MODELS])
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=[*DTYPES])
     parser.add_argument("--write", action="store_true", help=f"record the result in {LEDGER.name}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per kernel")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--sweep", action="store_true", help="count cubins over many lengths")
     options = parser.parse_args(arguments)
+    if options.write and (options.sweep or not _everything(options)):
+        parser.error("--write records everything: give no --arch, --model, --dtype or --sweep")
+    if options.sweep:
+        for arch in options.arch:
+            _print_sweep(arch, options)
+        return 0
     entries: dict[str, str] = {}
     faults = 0
-    for arch in options.arch:
-        for model in options.model:
-            for dtype in options.dtype:
-                for case, kernel, needs in measure(arch, model, dtype):
-                    entry = f"sm_{arch} {model} {dtype} {case}: {kernel}"
-                    if entry in entries:
-                        continue
-                    entries[entry] = line(needs)
-                    broken = broken_limits(arch, case, needs)
-                    faults += len(broken)
-                    if options.json:
-                        print(json.dumps({"entry": entry, "broken": broken, **asdict(needs)}))
-                    else:
-                        print(f"{entry}: {entries[entry]}", *(f"\n    BROKEN: {b}" for b in broken))
-                    sys.stdout.flush()
+    for arch, model, dtype in itertools.product(options.arch, options.model, options.dtype):
+        for case, kernel, needs in measure(arch, model, dtype):
+            entry = f"sm_{arch} {model} {dtype} {case}: {kernel}"
+            if entry in entries:
+                continue
+            entries[entry] = line(needs)
+            broken = broken_limits(arch, case, needs)
+            faults += len(broken)
+            if options.json:
+                print(json.dumps({"entry": entry, "line": line(needs), "broken": broken}))
+            else:
+                print(f"{entry}: {line(needs)}", *(f"\n    BROKEN: {b}" for b in broken))
+            sys.stdout.flush()
     if options.write:
         write_ledger(entries)
-    print(
-        f"{len(entries)} kernels, triton {triton_version()}, {faults} broken limits",
-        file=sys.stderr,
-    )
+    summary = f"{len(entries)} kernels, triton {triton_version()}, {faults} broken limits"
+    print(summary, file=sys.stderr)
     return 1 if faults else 0
+
+
+def _everything(options: argparse.Namespace) -> bool:
+    return (options.arch, options.model, options.dtype) == ([*SHARED_LIMIT], [*MODELS], [*DTYPES])
+
+
+def _print_sweep(arch: int, options: argparse.Namespace) -> None:
+    for kernel, launches in sweep(arch).items():
+        cubins = len({id(launch.compiled) for launch in launches})
+        grids = sorted({launch.grid for launch in launches})
+        row = {"kernel": kernel, "launches": len(launches), "cubins": cubins}
+        if options.json:
+            print(json.dumps({**row, "grids": grids}))
+        else:
+            print(f"sm_{arch} {kernel}: {len(launches)} launches, {cubins} cubins")
 
 
 if __name__ == "__main__":

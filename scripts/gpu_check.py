@@ -1,0 +1,417 @@
+"""One prepared run on a real GPU: are the kernels right there, and how near are they to its limits?
+
+    python -m scripts.gpu_check --out build/gpu            # all phases, about six minutes
+    python -m scripts.gpu_check --phase correctness edges --model llama-3-8b
+
+Every phase stands alone: what fails is recorded and the next thing runs. Each result is one JSON
+line in OUT/gpu_check.jsonl, written at once, so a run that is cut off keeps what it found. Speeds
+are ratios to what the same GPU does in the same run: bytes moved against a plain copy, linear
+layers against cuBLAS, prefill attention against torch's flash attention.
+
+Exit code: 0 all right, 1 something failed, 2 no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from scripts.kernel_cases import (
+    MODELS,
+    TINY,
+    Case,
+    Maker,
+    Model,
+    decode_case,
+    edge_cases,
+    extend_case,
+    linear_case,
+    model_cases,
+    speed_cases,
+)
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}  # of ||out||
+GOALS = {  # ratio to the yardstick: bandwidth of a copy, or the vendor's kernel
+    "rms_norm": 0.80,
+    "add_rms_norm": 0.80,
+    "rotary_": 0.60,
+    "silu_and_mul": 0.85,
+    "embedding": 0.80,
+    "kv_store": 0.75,
+    "linear": 0.75,
+    "extend_attention": 0.85,
+    "decode_attention": 0.75,
+    "sample": 0.10,
+    "logprob": 0.80,
+}
+SPLIT_SAMPLE = 0.98  # rows whose token must equal the reference's: a sum's last bit may move one
+
+
+class Log:
+    """Results as they come: printed, and appended to a file."""
+
+    def __init__(self, directory: Path):
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / "gpu_check.jsonl"
+        self.path.write_text("")
+        self.rows: list[dict[str, Any]] = []
+        self.start = time.perf_counter()
+
+    def attempt(self, phase: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """Record what `measure` returns, or the exception that it raises."""
+        try:
+            row = measure()
+        except Exception as error:
+            where = traceback.format_exc().splitlines()[-8:]
+            row = {"ok": False, "error": f"{type(error).__name__}: {error}"[:500], "where": where}
+        at = round(time.perf_counter() - self.start, 1)
+        row = {"phase": phase, "name": name, "at": at, **row}
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = {k: v for k, v in row.items() if k not in ("phase", "name", "where")}
+        print(f"{phase:12} {name:48} {shown}", flush=True)
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """The rows that are wrong."""
+        return [row for row in self.rows if not row.get("ok", True)]
+
+
+# ---- is it right?
+
+
+def compare(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Error against the float32 reference, and whether a second run repeats its bits."""
+    expected = case.reference()
+    out = case.result()
+    again = case.result()
+    repeats = all(torch.equal(_bits(a), _bits(b)) for a, b in zip(out, again, strict=True))
+    if case.kernel == "sample":
+        agree = (out[0] == expected[0]).float().mean().item()
+        return {"ok": repeats and agree >= SPLIT_SAMPLE, "agree": agree, "repeats": repeats}
+    pairs = list(zip(out, expected, strict=True))
+    if case.exact:
+        same = all(torch.equal(_bits(a), _bits(b.to(a.dtype))) for a, b in pairs)
+        return {"ok": repeats and same, "equal": same, "repeats": repeats}
+    errors = [_relative_error(a, b) for a, b in pairs]
+    finite = all(bool(torch.isfinite(a).all()) for a in out)
+    ok = repeats and finite and max(errors) <= TOLERANCE[dtype]
+    return {"ok": ok, "error_norm": max(errors), "finite": finite, "repeats": repeats}
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """A view that compares NaN as equal to the same NaN."""
+    return x.contiguous().view(
+        {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64)
+    )
+
+
+def _relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    difference = torch.linalg.vector_norm(out.float() - expected.float())
+    return (difference / torch.linalg.vector_norm(expected.float()).clamp(min=1e-30)).item()
+
+
+def correctness(
+    log: Log, device: str, models: list[Model], dtypes: list[torch.dtype], **sizes: int
+) -> None:
+    """Every kernel of every model, at its real shapes, against float32."""
+    for model in models:
+        for dtype in dtypes:
+            make = Maker(dtype, device)
+            _compare_each(log, "correctness", model_cases(make, model, **sizes), model.name, dtype)
+
+
+def edges(log: Log, device: str, dtype: torch.dtype, **sizes: int) -> None:
+    """What only a GPU with memory can show: pools and rows past 2**31 elements, 70,000 tokens."""
+    _compare_each(log, "edges", edge_cases(Maker(dtype, device), **sizes), "", dtype)
+
+
+def _compare_each(
+    log: Log, phase: str, cases: Iterator[Case], model: str, dtype: torch.dtype
+) -> None:
+    short = next(name for name, value in DTYPES.items() if value == dtype)
+    while True:
+        try:
+            case = next(cases)
+        except StopIteration:
+            return
+        except Exception as error:  # a case that cannot be built ends its list, not the run
+            log.attempt(phase, f"{model} {short} inputs", lambda e=error: _raise(e))
+            return
+        log.attempt(phase, f"{model} {short} {case.name}".strip(), lambda c=case: compare(c, dtype))
+
+
+def _raise(error: Exception) -> dict[str, Any]:
+    raise error
+
+
+# ---- how fast is it?
+
+
+def seconds(call: Callable[[], object], replays: int = 20) -> float:
+    """Median time of a call inside a CUDA graph, with the L2 cache full of something else.
+
+    A short call is captured twenty times in one graph, which is then read from L2: launches of a
+    few microseconds cannot be told apart one by one.
+    """
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    stream.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    repeat = 20 if begin.elapsed_time(end) < 0.05 else 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeat):
+            call()
+    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times = []
+    for _ in range(replays):
+        flush.zero_()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / repeat)
+    return statistics.median(times)
+
+
+def machine(log: Log) -> float:
+    """What this GPU can do. Returns the bandwidth of a copy in bytes per second."""
+    bandwidth = [0.0]
+
+    def versions() -> dict[str, Any]:
+        import triton
+
+        properties = torch.cuda.get_device_properties(0)
+        return {
+            "gpu": properties.name,
+            "memory_gb": round(properties.total_memory / 1e9, 1),
+            "multiprocessors": properties.multi_processor_count,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        }
+
+    def copy() -> dict[str, Any]:
+        source = torch.empty(2 << 30, dtype=torch.int8, device="cuda")
+        target = torch.empty_like(source)
+        bandwidth[0] = 2 * source.numel() / seconds(lambda: target.copy_(source))
+        return {"gb_per_s": round(bandwidth[0] / 1e9)}
+
+    def matmul() -> dict[str, Any]:
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        return {"tflops": round(2 * 8192**3 / seconds(lambda: a @ b) / 1e12)}
+
+    def launch() -> dict[str, Any]:
+        from minisgl.kernels.rms_norm import rms_norm
+
+        x = torch.zeros(1, 64, device="cuda")
+        rms_norm(x, x[0], 1e-5)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(1000):
+            rms_norm(x, x[0], 1e-5)
+        torch.cuda.synchronize()
+        in_turn = (time.perf_counter() - start) / 1000
+        in_graph = seconds(lambda: rms_norm(x, x[0], 1e-5))
+        return {"launch_us": round(in_turn * 1e6, 2), "in_graph_us": round(in_graph * 1e6, 2)}
+
+    for name, measure in (
+        ("versions", versions),
+        ("copy 2 GB", copy),
+        ("matmul 8192 bf16", matmul),
+        ("smallest kernel", launch),
+    ):
+        log.attempt("machine", name, measure)
+    return bandwidth[0]
+
+
+def speed(log: Log, models: list[Model], bandwidth: float) -> None:
+    """Each kernel against its yardstick, the ratio against its goal."""
+    for model in models:
+        for case in speed_cases(Maker(torch.bfloat16, "cuda"), model):
+            log.attempt("speed", f"{model.name} {case.name}", lambda c=case: timing(c, bandwidth))
+
+
+def timing(case: Case, bandwidth: float) -> dict[str, Any]:
+    """Time of one case, and its ratio to a vendor's kernel or to the bandwidth of a copy."""
+    ours = seconds(case.run)
+    row: dict[str, Any] = {"us": round(ours * 1e6, 1)}
+    if case.flops:
+        row["tflops"] = round(case.flops / ours / 1e12, 1)
+    by_memory = case.bytes / bandwidth / ours if bandwidth else 0.0
+    ratio = by_memory
+    row["of_bandwidth"] = round(by_memory, 3)
+    if case.baseline is not None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            ratio = seconds(case.baseline) / ours
+        row["of_baseline"] = round(ratio, 3)
+    row["of_goal"] = round(ratio / GOALS[case.kernel], 2)
+    return row
+
+
+def block_sizes(log: Log) -> None:
+    """A few other block sizes for the three kernels that decide: the fastest goes to the table."""
+    model = MODELS["llama-3-8b"]
+    make = Maker(torch.bfloat16, "cuda")
+    extend = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3)]
+    decode = [(64, 4, 3), (128, 4, 3), (64, 4, 4), (32, 4, 4), (64, 2, 3)]
+    tiles = [(128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3)]
+    thin = [(32, 128, 4, 4), (64, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4), (64, 64, 4, 6)]
+
+    def launch(warps: int, stages: int) -> dict[str, Any]:
+        return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+
+    tries: list[tuple[Case, list[dict[str, Any]]]] = [
+        (
+            extend_case(make, model, "8192", [8192], [0]),
+            [{"BLOCK_M": m, "BLOCK_N": n, **launch(w, s)} for m, n, w, s in extend],
+        ),
+        (
+            decode_case(make, model, "B=32 L=4096", [4096] * 32),
+            [{"BLOCK_N": n, **launch(w, s)} for n, w, s in decode],
+        ),
+        (
+            linear_case(make, "gate_up", 4096, 2 * model.intermediate, model.hidden),
+            [{"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, **launch(w, s)} for m, n, k, w, s in tiles],
+        ),
+        (
+            linear_case(make, "o", 16, model.hidden, model.hidden),
+            [{"BLOCK_N": n, "BLOCK_K": k, **launch(w, s)} for n, k, w, s in thin],
+        ),
+    ]
+    for case, configurations in tries:
+        if case.with_blocks is None:
+            continue
+        for blocks in configurations:
+            call = case.with_blocks(blocks)
+            sizes = " ".join(str(v) for v in list(blocks.values())[:-1])
+            log.attempt(
+                "blocks", f"{case.name}: {sizes}", lambda c=call: {"us": round(seconds(c) * 1e6, 1)}
+            )
+
+
+# ---- does it hold together?
+
+
+def sanitizer(log: Log) -> None:
+    """NVIDIA's compute-sanitizer over every kernel at tiny sizes, where it is installed."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        log.attempt("sanitizer", "compute-sanitizer", lambda: {"skipped": "not installed"})
+        return
+    for check in ("memcheck", "racecheck"):
+
+        def measure(check: str = check) -> dict[str, Any]:
+            with tempfile.TemporaryDirectory() as out:
+                command = [tool, "--tool", check, "--error-exitcode", "9", sys.executable]
+                command += ["-m", "scripts.gpu_check", "--phase", "tiny", "--out", out]
+                environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+                done = subprocess.run(
+                    command, env=environment, capture_output=True, text=True, timeout=120
+                )
+            return {"ok": done.returncode == 0, "tail": done.stdout[-400:]}
+
+        log.attempt("sanitizer", check, measure)
+
+
+def engine(log: Log, device: str = "cuda") -> None:
+    """A tiny model through the whole engine: the same tokens on the device as on the CPU."""
+    from scripts.make_tiny_model import make_tiny_model
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "tiny"
+        make_tiny_model(path)
+        log.attempt("engine", "tiny model, greedy tokens", lambda: _same_tokens(path, device))
+
+
+def _same_tokens(path: Path, device: str) -> dict[str, Any]:
+    from minisgl import Engine, SamplingParams
+
+    prompts = [[5 + i, 17, 33 + 2 * i, 40, 51] * (1 + i) for i in range(4)]
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    answers = []
+    for where in ("cpu", device):
+        with Engine(str(path), device=where, dtype="float32", kv_tokens=2048) as runner:
+            answers.append([c.token_ids for c in runner.generate(prompts, params)])
+            runner.check()
+    pairs = [p for a, b in zip(*answers, strict=True) for p in zip(a, b, strict=True)]
+    agree = sum(a == b for a, b in pairs) / len(pairs)
+    return {"ok": agree == 1.0, "agree": agree, "tokens": len(pairs)}
+
+
+PHASES = ("machine", "correctness", "edges", "sanitizer", "speed", "blocks", "engine")
+
+
+def summary(log: Log) -> str:
+    """The slowest kernels first, then what failed."""
+    timed = sorted((r for r in log.rows if "of_goal" in r), key=lambda r: r["of_goal"])
+    lines = [f"{r['of_goal']:6.2f} of goal  {r['us']:10.1f} us  {r['name']}" for r in timed]
+    lines += [f"FAILED {r['phase']}: {r['name']}: {r.get('error', r)}" for r in log.failed]
+    return "\n".join([*lines, f"{len(log.rows)} results, {len(log.failed)} failed"])
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    made.add_argument("--phase", nargs="+", choices=[*PHASES, "tiny", "all"], default=["all"])
+    made.add_argument("--model", nargs="+", choices=MODELS, default=[*MODELS])
+    made.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16", "fp16"])
+    made.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu_check")))
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the phases; see the module's docstring for the exit code."""
+    options = parser().parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("gpu_check needs a CUDA GPU, and torch finds none here.", file=sys.stderr)
+        print("Without one: TRITON_INTERPRET=1 python -m pytest tests/kernels", file=sys.stderr)
+        print("             python -m scripts.kernel_report", file=sys.stderr)
+        return 2
+    phases = PHASES if "all" in options.phase else options.phase
+    models = [MODELS[name] for name in options.model]
+    dtypes = [DTYPES[name] for name in options.dtype]
+    log = Log(options.out)
+    bandwidth = machine(log) if {"machine", "speed"} & set(phases) else 0.0
+    steps: dict[str, Callable[[], None]] = {
+        "tiny": lambda: correctness(
+            log, "cuda", [TINY], [torch.bfloat16], prompt=24, requests=2, batch=4
+        ),
+        "correctness": lambda: correctness(log, "cuda", models, dtypes),
+        "edges": lambda: edges(log, "cuda", torch.bfloat16),
+        "sanitizer": lambda: sanitizer(log),
+        "speed": lambda: speed(log, models, bandwidth),
+        "blocks": lambda: block_sizes(log),
+        "engine": lambda: engine(log),
+    }
+    for phase in phases:
+        if phase in steps:
+            steps[phase]()
+    print(summary(log))
+    return 1 if log.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

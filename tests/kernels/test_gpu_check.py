@@ -1,0 +1,99 @@
+"""The GPU check as far as a CPU can run it: its command line, its inputs, its judgement."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from scripts import gpu_check
+from scripts.kernel_cases import TINY, Case, Maker, edge_cases, model_cases, speed_cases
+
+SMALL = {"prompt": 20, "requests": 2, "batch": 3}
+SMALL_EDGES = {"tokens": 80, "pool_elements": 2**12, "vocab": 300, "logits": 900}
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the kernels have their own tests when interpreted", allow_module_level=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so(capsys, tmp_path):
+    assert gpu_check.main(["--out", str(tmp_path)]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line(capsys):
+    options = gpu_check.parser().parse_args(["--phase", "edges", "speed", "--dtype", "fp16"])
+    assert (options.phase, options.dtype) == (["edges", "speed"], ["fp16"])
+    with pytest.raises(SystemExit):
+        gpu_check.parser().parse_args(["--phase", "nonsense"])
+    with pytest.raises(SystemExit) as help_exit:
+        gpu_check.parser().parse_args(["--help"])
+    assert help_exit.value.code == 0
+    assert "--phase" in capsys.readouterr().out
+
+
+def test_correctness_and_edges_pass_at_tiny_size(tmp_path):
+    log = gpu_check.Log(tmp_path)
+    gpu_check.correctness(log, "cpu", [TINY], [torch.bfloat16], **SMALL)
+    gpu_check.edges(log, "cpu", torch.bfloat16, **SMALL_EDGES)
+    assert log.failed == []
+    written = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert written == log.rows
+    names = {row["name"].split()[2] for row in written if row["phase"] == "correctness"}
+    assert names == set(gpu_check.GOALS)
+
+
+def test_speed_inputs_build_and_run():
+    cases = list(speed_cases(Maker(torch.float32), TINY, tokens=32, length=16, batch=4))
+    assert {case.kernel for case in cases} == set(gpu_check.GOALS)
+    for case in cases:
+        case.run()
+        if case.baseline is not None:
+            error = (case.baseline().reshape(-1) - case.result()[0].reshape(-1)).norm()
+            assert case.kernel != "linear" or error < 1e-4
+        assert case.bytes > 0
+
+
+def test_an_empty_machine_needs_no_values():
+    make = Maker(torch.bfloat16, values=False)
+    assert len(list(model_cases(make, TINY, **SMALL))) == 29
+    assert len(list(edge_cases(make, **SMALL_EDGES))) == 15
+
+
+def constant_case(outputs: list[torch.Tensor], expected: torch.Tensor, **options) -> Case:
+    turn = iter(outputs)
+    return Case(
+        "rms_norm",
+        "constant",
+        run=lambda: None,
+        result=lambda: (next(turn),),
+        reference=lambda: (expected,),
+        bytes=1,
+        **options,
+    )
+
+
+def test_compare_sees_each_fault():
+    x, dtype = torch.ones(64), torch.float32
+    nan = x.clone().fill_(float("nan"))
+    assert gpu_check.compare(constant_case([x, x], x), dtype)["ok"]
+    assert not gpu_check.compare(constant_case([x, x], x * 1.001), dtype)["ok"]
+    assert not gpu_check.compare(constant_case([x, x + 1e-6], x), dtype)["ok"]
+    assert not gpu_check.compare(constant_case([nan, nan], x), dtype)["ok"]
+    assert gpu_check.compare(constant_case([nan, nan], nan, exact=True), dtype)["ok"]
+    assert not gpu_check.compare(constant_case([x, x], nan, exact=True), dtype)["ok"]
+
+
+def test_a_failure_is_recorded_and_the_rest_runs(tmp_path, capsys):
+    log = gpu_check.Log(tmp_path)
+
+    def broken() -> dict:
+        raise ValueError("no such thing")
+
+    log.attempt("machine", "first", broken)
+    log.attempt("machine", "second", lambda: {"ok": True})
+    assert [row["name"] for row in log.failed] == ["first"]
+    assert "ValueError: no such thing" in gpu_check.summary(log)
+    assert "2 results, 1 failed" in gpu_check.summary(log)
