@@ -42,7 +42,7 @@ def decode_attention_ref(
 ) -> torch.Tensor:
     B, H, D = q.shape
     KV = pool.shape[2]
-    longest = max(1, int(seq_lens.max()))
+    longest = max([1, *seq_lens.tolist()])
     table = req_to_token[rows.long(), :longest].long()  # [B, L]
     key = torch.arange(longest, device=q.device)
     lengths = seq_lens.unsqueeze(1)

@@ -15,8 +15,8 @@ from minisgl.kernels.dispatch import tl, triton, use_triton
 
 
 def logprob_ref(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    picked = logits.gather(1, ids.long().unsqueeze(1)).squeeze(1)
-    return picked.float() - torch.logsumexp(logits.float(), dim=-1)
+    scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return scores.gather(1, ids.long().unsqueeze(1)).squeeze(1)
 
 
 @triton.jit
