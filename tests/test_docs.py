@@ -105,12 +105,30 @@ def test_the_help_text_in_the_docs_is_current() -> None:
     assert shown.split() == printed.split(), "run it and paste its output into the page"
 
 
+def test_every_chat_command_is_described() -> None:
+    from minisgl.chat import COMMANDS
+
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert all(f"| `{command}` | {does} |" in page for command, does in COMMANDS.items())
+
+
 def test_the_readme_names_both_commands_and_they_exist() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in ("chat", "test"):
         assert f"make {command}" in readme
         assert re.search(rf"^{command}:", makefile, re.MULTILINE)
+
+
+def test_the_ten_lines_print_what_the_readme_shows(default_model_dir: Path) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Ten lines", 1)[1]
+    program, shown = re.findall(
+        r"^```(?:python|text)\n(.*?)^```", section, re.DOTALL | re.MULTILINE
+    )[:2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == shown
 
 
 def test_the_readme_says_at_once_whose_import_name_it_shares() -> None:
