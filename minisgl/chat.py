@@ -329,7 +329,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--model", help="a directory, a hub id, or a .gguf file (default: SmolLM2-135M)")
     p.add_argument("--prompt", help="answer this and leave")
     p.add_argument(
-        "stdin", nargs="?", choices=["-"], help="read the prompt, or the rest, from stdin"
+        "stdin",
+        nargs="?",
+        choices=["-"],
+        metavar="-",
+        help="read the prompt, or its rest",
     )
     p.add_argument("--system", help="the system message")
     p.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: no limit)")

@@ -62,9 +62,9 @@ class Tokenizer:
         self._tokenizer = _load(path)
         self._use_named_tokens(named)
         self.bos_token_id = self._id_of(named, "bos_token")
-        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = 1 + max(vocab.values(), default=-1)
         added = self._tokenizer.get_added_tokens_decoder()
+        # subtle: added tokens may leave a gap above the others
+        self.vocab_size = max(self._tokenizer.get_vocab_size(), 1 + max(added, default=-1))
         self._added = {i: token.content for i, token in added.items()}
         self.special_tokens: Mapping[str, int] = {
             token.content: i for i, token in added.items() if token.special
@@ -99,15 +99,22 @@ class Tokenizer:
                 all, for what a user wrote (`ChatTemplate.encode`).
 
         Raises:
-            ValueError: a special token in `as_text` has no other spelling in this vocabulary.
+            ValueError: half a surrogate pair, which is no text; or a special token in `as_text` has
+                no other spelling in this vocabulary.
         """
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            bad = next((c for c in text if "\ud800" <= c <= "\udfff"), None)
+            if bad is None:
+                raise
+            raise ValueError(f"{bad!r} in the text is half a surrogate pair: no UTF-8") from error
         if not as_text:
             return list(encoding.ids)
+        quoted = {at for start, stop in as_text for at in range(start, stop)}
         ids: list[int] = []
         for i, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            is_quoted = any(start < b and a < stop for a, b in as_text)
-            if i in self.special_ids and is_quoted and start < stop:
+            if i in self.special_ids and not quoted.isdisjoint(range(start, stop)):
                 ids += self._spell_out(text[start:stop], i)
             else:
                 ids.append(i)

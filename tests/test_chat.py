@@ -38,12 +38,14 @@ class ScriptedEngine:
         self.finish_reason: FinishReason = "stop"
         self.prompts: list[str] = []
         self.params: list[SamplingParams] = []
+        self.streams: list[Iterator[Chunk]] = []  # kept, so that only close() closes them
         self.closed_early = 0
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[Chunk]:
         self.prompts.append(self.tokenizer.decode(prompt, skip_special_tokens=False))
         self.params.append(params)
-        return self._pieces(prompt, self.answers.pop(0))
+        self.streams.append(self._pieces(prompt, self.answers.pop(0)))
+        return self.streams[-1]
 
     def _pieces(self, prompt: list[int], answer: Sequence[str | BaseException]) -> Iterator[Chunk]:
         try:

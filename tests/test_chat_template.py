@@ -193,6 +193,15 @@ def test_marks_never_show(tmp_path: Path, chat_template: str) -> None:
         assert set(text) <= set(content + content.upper() + '"')
 
 
+def test_noncharacters_of_the_user_stay(tmp_path: Path) -> None:
+    path = toys.byte_level(tmp_path, chat_template="{{ messages[0].content }}")
+    template, tokenizer = ChatTemplate(path), Tokenizer(path)
+    content = "\ufdd0x<end>\ufdd1<end>\ufdd2"
+    ids = template.encode([{"role": "user", "content": content}], tokenizer)
+    assert tokenizer.special_tokens["<end>"] not in ids
+    assert tokenizer.decode(ids) == content
+
+
 def test_parts_and_other_values_pass_through(tmp_path: Path) -> None:
     chat = "{% for p in messages[0].content %}{{ p.text }}{{ p.n }}{% endfor %}{{ messages[0].x }}"
     path = toys.byte_level(tmp_path, chat_template=chat)

@@ -84,6 +84,13 @@ def test_ids_outside_the_vocabulary(tokenizer: Tokenizer) -> None:
         tokenizer.decode([-1])
 
 
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"'\\ud800' in the text"):
+        tokenizer.encode("a\ud800b")
+    with pytest.raises(TypeError):
+        tokenizer.encode(3)  # type: ignore[arg-type]
+
+
 def test_no_clean_up_of_spaces(tokenizer: Tokenizer) -> None:  # A9
     for text in ("Hi there !", "it 's", "a , b", "do n't"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
