@@ -9,6 +9,7 @@ cubin what decides whether the kernel can run fast, or at all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import subprocess
 import sys
@@ -162,12 +163,18 @@ def _kernel_modules() -> list[Any]:
 
 
 def resources(launch: CompiledLaunch) -> Resources:
-    """Read a cubin with NVIDIA's tools, which come with Triton."""
+    """What a launch's cubin needs, read with NVIDIA's tools, which come with Triton."""
+    registers, stack, instructions = _disassemble(launch.cubin)
+    return Resources(launch.compiled.metadata.shared, registers, stack, dict(instructions))
+
+
+@functools.cache
+def _disassemble(cubin: bytes) -> tuple[int, int, tuple[tuple[str, int], ...]]:
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(launch.cubin)
+        file.write(cubin)
         file.flush()
 
         def ask(tool: str, *options: str) -> str:
@@ -175,11 +182,6 @@ def resources(launch: CompiledLaunch) -> Resources:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
         usage = dict(re.findall(r"(REG|STACK):(\d+)", ask("cuobjdump", "--dump-resource-usage")))
-        sass = ask("nvdisasm")
-    counts = {name: len(re.findall(rf"\b{re.escape(name)}\b", sass)) for name in INSTRUCTIONS}
-    return Resources(
-        shared=launch.compiled.metadata.shared,
-        registers=int(usage["REG"]),
-        stack=int(usage["STACK"]),
-        instructions={name: n for name, n in counts.items() if n},
-    )
+        sass = ask("nvdisasm", "--print-code")
+    counts = ((name, len(re.findall(rf"\b{re.escape(name)}\b", sass))) for name in INSTRUCTIONS)
+    return int(usage["REG"]), int(usage["STACK"]), tuple(c for c in counts if c[1])

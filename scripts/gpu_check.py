@@ -3,8 +3,9 @@
     python -m scripts.gpu_check --out build/gpu            # all phases, about six minutes
     python -m scripts.gpu_check --phase correctness edges --model llama-3-8b
 
-Every phase stands alone: what fails is recorded and the next thing runs. Each result is one JSON
-line in OUT/gpu_check.jsonl, written at once, so a run that is cut off keeps what it found. Speeds
+Every phase stands alone, in a process of its own: what fails is recorded and the next thing runs,
+even after an illegal access, which no process survives. Each result is one JSON line in
+OUT/gpu_check.jsonl, written at once, so a run that is cut off keeps what it found. Speeds
 are ratios to what the same GPU does in the same run: bytes moved against a plain copy, linear
 layers against cuBLAS, prefill attention against torch's flash attention.
 
@@ -14,6 +15,7 @@ Exit code: 0 all right, 1 something failed, 2 no GPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -30,6 +32,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from scripts.compile_driver import SHARED_LIMIT
 from scripts.kernel_cases import (
     MODELS,
     TINY,
@@ -44,6 +47,7 @@ from scripts.kernel_cases import (
     speed_cases,
 )
 
+ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}  # of ||out||
 GOALS = {  # ratio to the yardstick: bandwidth of a copy, or the vendor's kernel
@@ -68,7 +72,6 @@ class Log:
     def __init__(self, directory: Path):
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "gpu_check.jsonl"
-        self.path.write_text("")
         self.rows: list[dict[str, Any]] = []
         self.start = time.perf_counter()
 
@@ -89,8 +92,40 @@ class Log:
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        """The rows that are wrong."""
-        return [row for row in self.rows if not row.get("ok", True)]
+        """The rows that are wrong; block sizes that a GPU has no room for are not."""
+        rows = [row for row in self.rows if row["phase"] != "blocks"]
+        return [row for row in rows if not row.get("ok", True)]
+
+    def read(self) -> None:
+        """Take in the rows that other processes have written."""
+        self.rows = [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+def compile_all(log: Log, models: list[str], dtypes: list[str]) -> None:
+    """Compile every kernel in one process per model and type: the other phases find them cached."""
+    major, minor = torch.cuda.get_device_capability()
+    arch = str(10 * major + minor)
+    if int(arch) not in SHARED_LIMIT:
+        log.attempt("compile", f"sm_{arch}", lambda: {"skipped": "the report does not know it"})
+        return
+    running = {}
+    for model, dtype in itertools.product(models, [d for d in dtypes if d != "fp32"]):
+        command = [sys.executable, "-m", "scripts.kernel_report", "--json"]
+        command += ["--arch", arch, "--model", model, "--dtype", dtype]
+        running[f"sm_{arch} {model} {dtype}"] = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    for name, process in running.items():
+
+        def finish(process: subprocess.Popen[str] = process) -> dict[str, Any]:
+            out, err = process.communicate(timeout=140)
+            rows = [json.loads(line) for line in out.splitlines()]
+            broken = {row["entry"]: row["broken"] for row in rows if row["broken"]}
+            return {"ok": process.returncode == 0, "kernels": len(rows), "broken": broken} | (
+                {} if rows else {"error": err[-500:]}
+            )
+
+        log.attempt("compile", name, finish)
 
 
 # ---- is it right?
@@ -171,6 +206,7 @@ def seconds(call: Callable[[], object], replays: int = 20) -> float:
     few microseconds cannot be told apart one by one.
     """
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()
@@ -329,7 +365,7 @@ def sanitizer(log: Log) -> None:
                 command += ["-m", "scripts.gpu_check", "--phase", "tiny", "--out", out]
                 environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
                 done = subprocess.run(
-                    command, env=environment, capture_output=True, text=True, timeout=120
+                    command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
                 )
             return {"ok": done.returncode == 0, "tail": done.stdout[-400:]}
 
@@ -361,7 +397,7 @@ def _same_tokens(path: Path, device: str) -> dict[str, Any]:
     return {"ok": agree == 1.0, "agree": agree, "tokens": len(pairs)}
 
 
-PHASES = ("machine", "correctness", "edges", "sanitizer", "speed", "blocks", "engine")
+PHASES = ("machine", "compile", "correctness", "edges", "sanitizer", "speed", "blocks", "engine")
 
 
 def summary(log: Log) -> str:
@@ -378,6 +414,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--phase", nargs="+", choices=[*PHASES, "tiny", "all"], default=["all"])
     made.add_argument("--model", nargs="+", choices=MODELS, default=[*MODELS])
     made.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16", "fp16"])
+    made.add_argument("--append", action="store_true", help="keep the results that OUT holds")
+    made.add_argument("--phase-timeout", type=float, default=150, help="seconds for one phase")
     made.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu_check")))
     return made
 
@@ -391,26 +429,48 @@ def main(arguments: list[str] | None = None) -> int:
         print("             python -m scripts.kernel_report", file=sys.stderr)
         return 2
     phases = PHASES if "all" in options.phase else options.phase
+    log = Log(options.out)
+    if not options.append:
+        log.path.write_text("")
+    if len(phases) > 1:
+        for phase in phases:
+            _in_a_process(log, phase, options)
+        log.read()
+    else:
+        _run(log, phases[0], options)
+    print(summary(log))
+    return 1 if log.failed else 0
+
+
+def _in_a_process(log: Log, phase: str, options: argparse.Namespace) -> None:
+    command = [sys.executable, "-m", "scripts.gpu_check", "--phase", phase]
+    command += ["--model", *options.model, "--dtype", *options.dtype]
+    command += ["--append", "--out", str(options.out.resolve())]
+    try:
+        code = subprocess.run(command, cwd=ROOT, timeout=options.phase_timeout).returncode
+        if code not in (0, 1):
+            log.attempt(phase, "process", lambda: {"ok": False, "exit_code": code})
+    except subprocess.TimeoutExpired:
+        log.attempt(phase, "process", lambda: {"ok": False, "timeout_s": options.phase_timeout})
+
+
+def _run(log: Log, phase: str, options: argparse.Namespace) -> None:
     models = [MODELS[name] for name in options.model]
     dtypes = [DTYPES[name] for name in options.dtype]
-    log = Log(options.out)
-    bandwidth = machine(log) if {"machine", "speed"} & set(phases) else 0.0
-    steps: dict[str, Callable[[], None]] = {
+    steps: dict[str, Callable[[], object]] = {
+        "machine": lambda: machine(log),
+        "compile": lambda: compile_all(log, options.model, options.dtype),
         "tiny": lambda: correctness(
             log, "cuda", [TINY], [torch.bfloat16], prompt=24, requests=2, batch=4
         ),
         "correctness": lambda: correctness(log, "cuda", models, dtypes),
         "edges": lambda: edges(log, "cuda", torch.bfloat16),
         "sanitizer": lambda: sanitizer(log),
-        "speed": lambda: speed(log, models, bandwidth),
+        "speed": lambda: speed(log, models, machine(log)),
         "blocks": lambda: block_sizes(log),
         "engine": lambda: engine(log),
     }
-    for phase in phases:
-        if phase in steps:
-            steps[phase]()
-    print(summary(log))
-    return 1 if log.failed else 0
+    steps[phase]()
 
 
 if __name__ == "__main__":

@@ -82,15 +82,11 @@ def _wants_hgmma(case: str) -> bool:
 
 def measure(arch: int, model: str, dtype: str) -> Iterator[tuple[str, str, Resources]]:
     """(case, kernel, resources) for each kernel that each case of a model launches on `arch`."""
-    known: dict[int, Resources] = {}
     maker = Maker(DTYPES[dtype], values=False)
     with compile_only(arch) as launches:
         for case in model_cases(maker, MODELS[model]):
             for launch in _launches_of(case, launches):
-                key = id(launch.compiled)  # alive in `launches`, so no other object has this id
-                if key not in known:
-                    known[key] = resources(launch)
-                yield case.name, launch.kernel, known[key]
+                yield case.name, launch.kernel, resources(launch)
 
 
 def _launches_of(case: Case, launches: list[CompiledLaunch]) -> list[CompiledLaunch]:
@@ -156,12 +152,27 @@ def read_ledger() -> dict[str, str] | None:
 
 
 def write_ledger(entries: dict[str, str]) -> None:
-    """Replace the entries of this minor version of Triton, and keep those of the others."""
+    """Record what was measured: its models, types and architectures lose their old entries.
+
+    The entries of other minor versions of Triton stay; those of another patch release go.
+    """
     import triton
 
     ledger: dict[str, Any] = json.loads(LEDGER.read_text()) if LEDGER.exists() else {}
-    ledger[triton_version()] = {"release": triton.__version__, "kernels": entries}
+    kept = read_ledger() or {} if LEDGER.exists() else {}
+    measured = {_combination(entry) for entry in entries}
+    kept = {entry: value for entry, value in kept.items() if _combination(entry) not in measured}
+    ledger[triton_version()] = {"release": triton.__version__, "kernels": {**kept, **entries}}
     LEDGER.write_text(json.dumps(ledger, indent=1, sort_keys=True) + "\n")
+
+
+def _combination(entry: str) -> tuple[str, ...]:
+    """Architecture, model and dtype of an entry.
+
+    >>> _combination("sm_90 llama-3-8b bf16 linear qkv T=16: _linear_kernel")
+    ('sm_90', 'llama-3-8b', 'bf16')
+    """
+    return tuple(entry.split()[:3])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,8 +187,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--sweep", action="store_true", help="count cubins over many lengths")
     options = parser.parse_args(arguments)
-    if options.write and (options.sweep or not _everything(options)):
-        parser.error("--write records everything: give no --arch, --model, --dtype or --sweep")
     if options.sweep:
         for arch in options.arch:
             _print_sweep(arch, options)
@@ -202,10 +211,6 @@ def main(arguments: list[str] | None = None) -> int:
     summary = f"{len(entries)} kernels, triton {triton_version()}, {faults} broken limits"
     print(summary, file=sys.stderr)
     return 1 if faults else 0
-
-
-def _everything(options: argparse.Namespace) -> bool:
-    return (options.arch, options.model, options.dtype) == ([*SHARED_LIMIT], [*MODELS], [*DTYPES])
 
 
 def _print_sweep(arch: int, options: argparse.Namespace) -> None:
