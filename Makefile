@@ -15,8 +15,9 @@ test: $(VENV)/.dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test
 
 bench: $(VENV)/.bench
-	$(BIN)/python scripts/bench/decode.py
-	$(BIN)/python scripts/bench/prefill.py
+	$(BIN)/python -m scripts.bench.generate
+	$(BIN)/python -m scripts.bench.radix
+	$(BIN)/python -m scripts.bench.startup
 
 lint: $(VENV)/.dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
