@@ -1,15 +1,13 @@
-"""Every kernel at the shapes of real models, for the compile report and the GPU check.
+"""One call of each launcher at the sizes of a model: what the compile report and the GPU check run.
 
 A `Case` knows how to call a launcher, what it should return (its own reference in float32), and
-how many bytes or operations the best kernel would need. Inputs are made by a `Maker`: real values
-on a device, or uninitialised memory where only compiling is asked for.
+how many bytes or operations the best kernel would need.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,106 +25,7 @@ from minisgl.kernels import (
     rotary,
     sample,
 )
-
-Tensors = tuple[torch.Tensor, ...]
-Blocks = dict[str, int]
-
-
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a model that kernels see."""
-
-    name: str
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-
-    @property
-    def qkv(self) -> int:
-        """Width of the fused query, key and value projection."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-
-MODELS = {
-    model.name: model
-    for model in (
-        Model("smollm2-135m", 576, 1536, 9, 3, 64, 49152),
-        Model("llama-2-7b", 4096, 11008, 32, 32, 128, 32000),
-        Model("llama-3-8b", 4096, 14336, 32, 8, 128, 128256),
-    )
-}
-TINY = Model("tiny", 64, 96, 4, 2, 16, 320)
-
-
-@dataclass
-class Maker:
-    """Makes inputs. ``values=False``: shapes only, for a launcher that will launch nothing."""
-
-    dtype: torch.dtype
-    device: str = "cpu"
-    values: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator(self.device).manual_seed(self.seed)
-
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Standard normal values in the case's dtype."""
-        x = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        return x.normal_(generator=self.generator) if self.values else x
-
-    def uniform(self, *shape: int) -> torch.Tensor:
-        """float32 in [0, 1)."""
-        x = torch.empty(shape, device=self.device)
-        return x.uniform_(generator=self.generator) if self.values else x
-
-    def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Integers in [0, high)."""
-        x = torch.empty(shape, dtype=dtype, device=self.device)
-        return x.random_(0, high, generator=self.generator) if self.values else x
-
-    def slots(self, pool: int, count: int) -> torch.Tensor:
-        """`count` different slots of a pool in random order, int32."""
-        if not self.values:
-            return torch.empty(count, dtype=torch.int32, device=self.device)
-        order = torch.randperm(pool, generator=self.generator, device=self.device)
-        return order[:count].int()
-
-    def constant(self, values: list[int] | list[float], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of given numbers."""
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
-
-@dataclass
-class Case:
-    """One call of one launcher.
-
-    Args:
-        kernel: the launcher's name.
-        name: kernel and shape, unique within one model and dtype.
-        run: the call itself; in-place kernels change their input again at each call.
-        result: the outputs of one call on fresh copies of whatever it changes.
-        reference: the same outputs from the reference in float32 (ids for `sample`).
-        bytes: what must cross the memory bus at least once.
-        flops: multiply-adds of the matmuls, times two.
-        baseline: a vendor's kernel for the same work, where there is one.
-        exact: outputs are indices or copies, so they must be equal.
-        with_blocks: the call with other block sizes, where the launcher takes them.
-    """
-
-    kernel: str
-    name: str
-    run: Callable[[], object]
-    result: Callable[[], Tensors]
-    reference: Callable[[], Tensors]
-    bytes: int
-    flops: int = 0
-    baseline: Callable[[], object] | None = None
-    exact: bool = False
-    with_blocks: Callable[[Blocks], Callable[[], object]] | None = None
+from scripts.kernel_inputs import Blocks, Case, Maker, Model, Tensors
 
 
 def _size(*tensors: torch.Tensor | None) -> int:
@@ -448,99 +347,3 @@ def logprob_case(make: Maker, batch: int, vocab: int, *, spread: float = 1.0) ->
         reference=lambda: (logprob.logprob_ref(logits.float(), ids),),
         bytes=_size(logits),
     )
-
-
-def model_cases(
-    make: Maker, model: Model, *, prompt: int = 512, requests: int = 4, batch: int = 16
-) -> Iterator[Case]:
-    """Every kernel of one model: a prefill of `requests` prompts and a decode step of `batch`.
-
-    Built one at a time, so that only one case's inputs are in memory.
-    """
-    prefill = prompt * requests
-    for tokens in (prefill, batch):
-        yield rms_norm_case(make, model, tokens)
-        yield add_rms_norm_case(make, model, tokens)
-        yield rotary_case(make, model, tokens)
-        yield silu_and_mul_case(make, model, tokens)
-        yield embedding_case(make, model, tokens)
-        yield kv_store_case(make, model, tokens, pool_slots=2 * prefill)
-        for name, n, k in (
-            ("qkv", model.qkv, model.hidden),
-            ("o", model.hidden, model.heads * model.head_dim),
-            ("gate_up", 2 * model.intermediate, model.hidden),
-            ("down", model.hidden, model.intermediate),
-        ):
-            yield linear_case(make, name, tokens, n, k, bias=name == "qkv")
-    yield linear_case(make, "lm_head", batch, model.vocab, model.hidden)
-    extend = [prompt] * requests
-    yield extend_case(make, model, "no prefix", extend, [0] * requests)
-    prefix = [prompt + 13 * i for i in range(requests)]
-    yield extend_case(make, model, "prefix", [n - i for i, n in enumerate(extend)], prefix)
-    yield extend_case(make, model, "window", extend, prefix, window=max(2, prompt // 2))
-    lengths = [0, *(prompt * 2 + 7 * i for i in range(1, batch))]
-    yield decode_case(make, model, "plain", lengths)
-    yield decode_case(make, model, "window", lengths, window=max(2, prompt // 2))
-    yield sample_case(make, "temperature", batch, model.vocab, filters=False)
-    yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
-    yield logprob_case(make, batch, model.vocab)
-
-
-def edge_cases(
-    make: Maker,
-    *,
-    tokens: int = 70_000,
-    pool_elements: int = 2**31 + 2**24,
-    vocab: int = 151_936,
-    logits: int = 2**31 + 2**24,
-) -> Iterator[Case]:
-    """Sizes where an index of 32 bits or a grid of 16 bits ends, and values where exp does.
-
-    Args:
-        make: where the inputs come from.
-        tokens: rows of each row-wise kernel: more than 65,535 programs.
-        pool_elements: elements of the KV pool.
-        vocab: a vocabulary that no block holds, and not a power of two.
-        logits: elements of a table of logits.
-    """
-    small = MODELS["smollm2-135m"] if make.device != "cpu" else TINY
-    for build in (rms_norm_case, add_rms_norm_case, rotary_case, silu_and_mul_case, embedding_case):
-        yield build(make, small, tokens)
-    yield linear_case(make, "o", tokens, small.hidden, small.hidden)
-    wide = MODELS["llama-2-7b"] if make.device != "cpu" else TINY
-    slots = pool_elements // (2 * wide.kv_heads * wide.head_dim)
-    yield kv_store_case(make, wide, min(tokens, slots) // 2, pool_slots=slots)
-    lengths = [0, 1, 17, slots // 16, slots // 8]
-    yield decode_case(make, wide, "pool past 2**31 elements", lengths, pool_slots=slots)
-    extend, prefix = [1, 33, 70], [slots // 8, 0, slots // 16]
-    yield extend_case(make, wide, "pool past 2**31 elements", extend, prefix, pool_slots=slots)
-    yield extend_case(make, small, "many tokens", [1, tokens // 8, 0, 3], [5, 0, 7, 0])
-    yield decode_case(make, small, "only padding rows", [0, 0])
-    yield sample_case(make, "large vocabulary", 64, vocab, filters=True)
-    yield sample_case(make, "logits of 1e4", 64, vocab, filters=False, spread=1e4)
-    yield logprob_case(make, 64, vocab, spread=1e4)
-    yield logprob_case(make, logits // vocab, vocab)
-
-
-def speed_cases(
-    make: Maker, model: Model, *, tokens: int = 8192, length: int = 4096, batch: int = 32
-) -> Iterator[Case]:
-    """Large enough that a kernel's time is its work, and the small shapes of one decode step."""
-    yield rms_norm_case(make, model, tokens)
-    yield add_rms_norm_case(make, model, tokens)
-    yield rotary_case(make, model, tokens)
-    yield silu_and_mul_case(make, model, tokens)
-    yield embedding_case(make, model, tokens)
-    yield kv_store_case(make, model, tokens, pool_slots=2 * tokens)
-    for n in (batch // 2, tokens // 2):
-        yield linear_case(make, "qkv", n, model.qkv, model.hidden)
-        yield linear_case(make, "gate_up", n, 2 * model.intermediate, model.hidden)
-        yield linear_case(make, "down", n, model.hidden, model.intermediate)
-    yield linear_case(make, "lm_head", batch // 2, model.vocab, model.hidden)
-    yield extend_case(make, model, f"{tokens} tokens", [tokens], [0])
-    yield extend_case(make, model, "prefix", [tokens // 8] * 2, [tokens // 2] * 2)
-    yield decode_case(make, model, f"B={batch} L={length}", [length] * batch)
-    yield decode_case(make, model, f"B=1 L={8 * length}", [8 * length])
-    yield sample_case(make, "temperature", batch, model.vocab, filters=False)
-    yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
-    yield logprob_case(make, batch, model.vocab)

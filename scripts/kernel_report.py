@@ -31,9 +31,6 @@ from scripts.compile_driver import (
     resources,
 )
 from scripts.kernel_cases import (
-    MODELS,
-    Case,
-    Maker,
     add_rms_norm_case,
     decode_case,
     embedding_case,
@@ -41,12 +38,13 @@ from scripts.kernel_cases import (
     kv_store_case,
     linear_case,
     logprob_case,
-    model_cases,
     rms_norm_case,
     rotary_case,
     sample_case,
     silu_and_mul_case,
 )
+from scripts.kernel_inputs import MODELS, Case, Maker
+from scripts.kernel_lists import model_cases
 
 LEDGER = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "ledger.json"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from scripts import gpu_check
-from scripts.kernel_cases import TINY, Case, Maker, edge_cases, model_cases, speed_cases
+from scripts.gpu_measure import GOALS, Log, compare
+from scripts.kernel_inputs import TINY, Case, Maker
+from scripts.kernel_lists import edge_cases, model_cases, speed_cases
 
 SMALL = {"prompt": 20, "requests": 2, "batch": 3}
 SMALL_EDGES = {"tokens": 80, "pool_elements": 2**12, "vocab": 300, "logits": 900}
@@ -35,19 +37,19 @@ def test_command_line(capsys):
 
 
 def test_correctness_and_edges_pass_at_tiny_size(tmp_path):
-    log = gpu_check.Log(tmp_path)
+    log = Log(tmp_path)
     gpu_check.correctness(log, "cpu", [TINY], [torch.bfloat16], **SMALL)
     gpu_check.edges(log, "cpu", torch.bfloat16, **SMALL_EDGES)
     assert log.failed == []
     written = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert written == log.rows
     names = {row["name"].split()[2] for row in written if row["phase"] == "correctness"}
-    assert names == set(gpu_check.GOALS)
+    assert names == set(GOALS)
 
 
 def test_speed_inputs_build_and_run():
     cases = list(speed_cases(Maker(torch.float32), TINY, tokens=32, length=16, batch=4))
-    assert {case.kernel for case in cases} == set(gpu_check.GOALS)
+    assert {case.kernel for case in cases} == set(GOALS)
     for case in cases:
         case.run()
         if case.baseline is not None:
@@ -79,16 +81,16 @@ def constant_case(outputs: list[torch.Tensor], expected: torch.Tensor, **options
 def test_compare_sees_each_fault():
     x, dtype = torch.ones(64), torch.float32
     nan = x.clone().fill_(float("nan"))
-    assert gpu_check.compare(constant_case([x, x], x), dtype)["ok"]
-    assert not gpu_check.compare(constant_case([x, x], x * 1.001), dtype)["ok"]
-    assert not gpu_check.compare(constant_case([x, x + 1e-6], x), dtype)["ok"]
-    assert not gpu_check.compare(constant_case([nan, nan], x), dtype)["ok"]
-    assert gpu_check.compare(constant_case([nan, nan], nan, exact=True), dtype)["ok"]
-    assert not gpu_check.compare(constant_case([x, x], nan, exact=True), dtype)["ok"]
+    assert compare(constant_case([x, x], x), dtype)["ok"]
+    assert not compare(constant_case([x, x], x * 1.001), dtype)["ok"]
+    assert not compare(constant_case([x, x + 1e-6], x), dtype)["ok"]
+    assert not compare(constant_case([nan, nan], x), dtype)["ok"]
+    assert compare(constant_case([nan, nan], nan, exact=True), dtype)["ok"]
+    assert not compare(constant_case([x, x], nan, exact=True), dtype)["ok"]
 
 
 def test_a_failure_is_recorded_and_the_rest_runs(tmp_path, capsys):
-    log = gpu_check.Log(tmp_path)
+    log = Log(tmp_path)
 
     def broken() -> dict:
         raise ValueError("no such thing")
@@ -101,15 +103,16 @@ def test_a_failure_is_recorded_and_the_rest_runs(tmp_path, capsys):
 
 
 def test_the_engine_phase_compares_tokens(tmp_path):
-    log = gpu_check.Log(tmp_path)
+    log = Log(tmp_path)
     gpu_check.engine(log, device="cpu")
     assert log.failed == []
     assert log.rows[0]["tokens"] == 4 * 24
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.slow
 def test_a_phase_runs_in_a_process_and_its_end_is_recorded(tmp_path, capfd):
-    log = gpu_check.Log(tmp_path)
+    log = Log(tmp_path)
     options = gpu_check.parser().parse_args(["--out", str(tmp_path)])
     gpu_check._in_a_process(log, "engine", options)  # no GPU: it ends with code 2
     log.read()
