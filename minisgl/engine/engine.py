@@ -103,7 +103,7 @@ class Engine:
         if self.placement.notice:
             warnings.warn(self.placement.notice, stacklevel=2)
         self.tokenizer = Tokenizer(path)
-        self.context_length = self.config.context_length or self.model_config.max_position
+        self.context_length = self._choose_context()
         self._chat_template: ChatTemplate | None = None
         self._path = path
         net = load_model(
@@ -145,6 +145,17 @@ class Engine:
         self._death: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="minisgl-engine", daemon=True)
         self._thread.start()
+
+    def _choose_context(self) -> int:
+        asked, trained = self.config.context_length, self.model_config.max_position
+        if asked is None:
+            return trained
+        # Dynamic NTK is made to be stretched: it chooses its base for the length asked for.
+        if asked > trained and self.model_config.rope.type != "dynamic":
+            raise ValueError(
+                f"context_length={asked}: the model was made for {trained} tokens at most"
+            )
+        return asked
 
     def _make_pool(self, where: Placement) -> KVPool:
         c = self.model_config

@@ -85,6 +85,34 @@ def test_greedy_answers_equal_transformers_alone_together_cold_and_warm(
         engine.check()
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"architecture": "MistralForCausalLM", "sliding_window": 8},
+        {"num_heads": 6, "num_kv_heads": 2, "head_dim": 16, "tie": False},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "attention_bias": True},
+    ],
+    ids=str,
+)
+def test_other_models_equal_transformers_past_their_window(
+    tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    path = make_tiny_model(tmp_path / "m", **variant)
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    theirs.generation_config.eos_token_id = None
+    prompts = [list(range(7, 27)), [9, 8, 7]]
+    expected = []
+    for prompt in prompts:
+        out = theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        expected.append(out[0, len(prompt) :].tolist())
+    with fp32(str(path)) as engine:
+        assert ids(engine.generate(prompts, GREEDY)) == expected
+        assert ids(engine.generate(prompts, GREEDY)) == expected  # warm
+        engine.check()
+
+
 def test_the_default_model_equals_transformers_on_twenty_prompts(default_model_dir: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32)
     model.generation_config.eos_token_id = None
@@ -313,6 +341,12 @@ class TestBadInput:
     def test_unknown_settings_are_named(self, tiny_model_dir: Path) -> None:
         with pytest.raises(ValueError, match=r"'kv_token'.*kv_tokens"):
             fp32(str(tiny_model_dir), kv_token=3)
+
+    def test_a_context_beyond_the_model_is_refused_with_both_numbers(
+        self, tiny_model_dir: Path
+    ) -> None:
+        with pytest.raises(ValueError, match=r"9999.* 512"):
+            fp32(str(tiny_model_dir), context_length=9999)
 
     def test_a_missing_model_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="nowhere"):
