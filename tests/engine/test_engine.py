@@ -89,7 +89,7 @@ def test_greedy_answers_equal_transformers_alone_together_cold_and_warm(
     "variant",
     [
         {"architecture": "MistralForCausalLM", "sliding_window": 8},
-        {"num_heads": 6, "num_kv_heads": 2, "head_dim": 16, "tie": False},
+        {"hidden_size": 96, "num_heads": 6, "num_kv_heads": 2, "head_dim": 32, "tie": False},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "attention_bias": True},
     ],
     ids=str,
