@@ -57,9 +57,10 @@ def test_encode_and_decode_equal_transformers(
 @given(text=texts)
 def test_text_comes_back(text: str, tokenizer: Tokenizer) -> None:
     if not any(special in text for special in tokenizer.special_tokens):
+        back = tokenizer.decode(tokenizer.encode(text))
         if tokenizer.spelling.cut_first_token:  # Metaspace: " Hi" and "Hi" are the same ids
-            text = text.removeprefix(" ")
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+            text, back = text.lstrip(" "), back.lstrip(" ")
+        assert back == text
 
 
 def test_token_bytes_spell_the_text(tokenizer: Tokenizer) -> None:
