@@ -19,6 +19,7 @@ Source: Flash-Decoding (Dao et al. 2023), over the pool of SGLang (arXiv 2312.07
 import math
 
 import torch
+import torch.nn.functional as F
 
 from minisgl.kernels.block_sizes import decode_blocks
 from minisgl.kernels.dispatch import tl, triton, use_triton
@@ -50,13 +51,12 @@ def decode_attention_ref(
     if window:
         visible &= key >= lengths - window
     # Hidden columns repeat a slot of the same request: finite numbers, which the mask then drops.
-    last = table.gather(1, (lengths.long() - 1).clamp_(min=0))
-    last = last.masked_fill_(lengths == 0, 0)
+    last = table.gather(1, (lengths.long() - 1).clamp_(min=0)).masked_fill_(lengths == 0, 0)
     k, v = pool[torch.where(visible, table, last)].permute(2, 0, 3, 1, 4)  # each [B, KV, L, D]
-    scores = torch.matmul(q.view(B, KV, H // KV, D), k.transpose(-1, -2)).float() * scale
-    scores.masked_fill_(~visible[:, None, None, :], float("-inf"))
-    p = torch.softmax(scores, dim=-1).to(v.dtype)
-    out = torch.matmul(p, v).view(B, H, D)
+    # The G heads of a group are the queries of one KV head: `enable_gqa` would repeat the keys.
+    out = F.scaled_dot_product_attention(
+        q.unflatten(1, (KV, H // KV)), k, v, attn_mask=visible[:, None, None, :], scale=scale
+    ).reshape(B, H, D)
     return out.masked_fill_((lengths == 0).unsqueeze(2), 0)
 
 

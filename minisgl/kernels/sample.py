@@ -30,12 +30,12 @@ TOP_VALUES = 1024  # weights that the reference sorts before it sorts them all
 def _cut(
     w: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lightest kept weight, and how many tokens of exactly that weight are kept: both [B, 1]."""
+    """The lightest kept weight, and how many of exactly that weight are kept: both [B, 1]."""
     V = w.shape[1]
     k = torch.where((top_k <= 0) | (top_k > V), V, top_k.long()).unsqueeze(1)
     p = torch.where(top_p < 1, top_p.double(), torch.inf).unsqueeze(1)  # 1 keeps every crumb
     total = w.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    for size in (min(V, TOP_VALUES), V):  # the heaviest few nearly always decide
+    for size in (min(int(k.max()), TOP_VALUES), V):  # the heaviest few nearly always decide
         heaviest = w.topk(size, dim=-1).values if size < V else w.sort(descending=True).values
         cumulative = heaviest.double().cumsum(dim=-1)
         # top_p is a share of what top_k has left.

@@ -21,7 +21,7 @@ def exact(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("T", "D"), [(1, 16), (3, 48), (17, 33), (2, 576)])
+@pytest.mark.parametrize(("T", "D"), [(1, 16), (3, 48), (40, 33), (2, 576)])
 def test_rms_norm_is_exact(T: int, D: int, dtype: torch.dtype) -> None:
     x, w = randn(T, D, dtype=dtype), randn(D, dtype=dtype)
     assert_near(rms_norm(x, w, EPS), exact(x, w))
