@@ -83,11 +83,12 @@ def measure(arch: int, model: str, dtype: str) -> Iterator[tuple[str, str, Resou
     maker = Maker(DTYPES[dtype], values=False)
     with compile_only(arch) as launches:
         for case in model_cases(maker, MODELS[model]):
-            for launch in _launches_of(case, launches):
+            for launch in launches_of(case, launches):
                 yield case.name, launch.kernel, resources(launch)
 
 
-def _launches_of(case: Case, launches: list[CompiledLaunch]) -> list[CompiledLaunch]:
+def launches_of(case: Case, launches: list[CompiledLaunch]) -> list[CompiledLaunch]:
+    """What one case adds to the driver's launches; an error where it reads a value or adds none."""
     start = len(launches)
     with no_synchronisation():
         case.run()
@@ -117,7 +118,7 @@ def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
                 logprob_case(maker, n, model.vocab),
             ]
             for case in cases:
-                _launches_of(case, launches)
+                launches_of(case, launches)
     by_kernel: dict[str, list[CompiledLaunch]] = {}
     for launch in launches:
         by_kernel.setdefault(launch.kernel, []).append(launch)

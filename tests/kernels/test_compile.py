@@ -9,16 +9,21 @@ import json
 import os
 import subprocess
 import sys
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 if sys.platform != "linux" or os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles in the plain test run, on Linux", allow_module_level=True)
 
 from scripts import kernel_report
-from scripts.kernel_report import Resources, broken_limits
+from scripts.compile_driver import Resources, compile_only, no_synchronisation
+from scripts.kernel_cases import rms_norm_case
+from scripts.kernel_inputs import TINY, Maker
+from scripts.kernel_report import broken_limits
 
 ROOT = Path(__file__).parents[2]
 MOST_CUBINS = 6  # variants of one kernel over all lengths and batch sizes
@@ -110,3 +115,21 @@ def test_a_broken_limit_is_seen(arch, case, needs, sentence):
 )
 def test_a_kept_limit_is_silent(arch, case, needs):
     assert broken_limits(arch, case, needs) == []
+
+
+@pytest.mark.parametrize("read", [methodcaller("item"), methodcaller("tolist"), bool, int, float])
+def test_a_launcher_that_waits_for_the_gpu_is_seen(read):
+    with no_synchronisation(), pytest.raises(RuntimeError, match="waits for the GPU"):
+        read(torch.zeros(1))
+    read(torch.zeros(1))
+
+
+def test_the_driver_names_what_it_knows():
+    with pytest.raises(ValueError, match=r"arch 75: known are \[80, 86, 90\]"), compile_only(75):
+        pass
+
+
+def test_a_case_that_launches_nothing_is_an_error():
+    case = rms_norm_case(Maker(torch.float32), TINY, 0)
+    with compile_only(90) as launches, pytest.raises(RuntimeError, match="launched no kernel"):
+        kernel_report.launches_of(case, launches)
