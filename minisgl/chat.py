@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -159,7 +159,7 @@ class Chat:
         except KeyboardInterrupt:
             completion = None
         finally:
-            if isinstance(pieces, Generator):
+            if pieces is not None:
                 pieces.close()  # frees the request's slots at the next step
         cached = completion.cached_tokens if completion else None
         self.last = Turn(len(ids), cached, new, first - start, last - first)
@@ -338,7 +338,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--system", help="the system message")
     p.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: no limit)")
     p.add_argument(
-        "--temperature", type=float, default=0.2, help="0: greedy (default: %(default)s)"
+        "--temperature", type=float, default=0.0, help="0: greedy (default: %(default)s)"
     )
     p.add_argument("--top-p", type=float, default=0.9, help="default: %(default)s")
     p.add_argument("--seed", type=int, help="the same seed gives the same answers")

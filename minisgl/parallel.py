@@ -1,7 +1,7 @@
 """Tensor parallelism as one small object: which shard am I, and how do shards talk.
 
-A layer asks its `Parallel` for collectives and never for a process group; at size 1 every collective
-is the identity, so single-process code pays nothing and reads the same.
+A layer asks its `Parallel` for collectives and never for a process group; at size 1 every
+collective is the identity, so single-process code pays nothing and reads the same.
 """
 
 from __future__ import annotations

@@ -70,6 +70,34 @@ class Stats:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
+class Stream(Iterator[Chunk]):
+    """The pieces of one answer, as they come.  Whoever stops early closes it, or drops it."""
+
+    def __init__(self, req: Req, abort: Callable[[Req], None]) -> None:
+        self._req = req
+        self._abort = abort
+        self._is_over = False
+
+    def __next__(self) -> Chunk:
+        if self._is_over:
+            raise StopIteration
+        event = self._req.events.get()
+        if isinstance(event, BaseException):
+            self._is_over = True
+            raise event
+        self._is_over = event.completion is not None
+        return event
+
+    def close(self) -> None:
+        """Abort the request, if it has not ended."""
+        if not self._is_over:
+            self._is_over = True
+            self._abort(self._req)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Engine:
     """A loaded model that answers.
 
@@ -228,27 +256,14 @@ class Engine:
             raise
         return done[0] if _is_single(prompt) else done
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Complete one prompt piece by piece.  Closing the iterator aborts the request.
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Complete one prompt piece by piece.  Closing the stream aborts the request.
 
         Errors as `generate`; a bad request raises here, not at the first piece.
         """
         req = self._make_req(prompt, params, streams=True)
         self._submit(req)
-        return self._pieces(req)
-
-    def _pieces(self, req: Req) -> Iterator[Chunk]:
-        try:
-            while True:
-                event = req.events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                assert isinstance(event, Chunk)
-                yield event
-                if event.completion is not None:
-                    return
-        finally:
-            self._abort(req)  # harmless after the end
+        return Stream(req, self._abort)
 
     def _wait(self, req: Req) -> Completion:
         event = req.events.get()

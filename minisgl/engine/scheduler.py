@@ -87,7 +87,7 @@ class Scheduler:
     def next_step(self) -> Step:
         """Choose the tokens of the next step and give each a slot."""
         decodes = self._schedule_decodes()
-        budget = self.prefill_budget - len(decodes)
+        budget = max(1, self.prefill_budget - len(decodes))  # prompts always get on
         extends: list[Extend] = []
         for req in self.prefilling:  # chunks under way go first: they hold slots
             budget -= self._schedule_chunk(req, budget, extends)

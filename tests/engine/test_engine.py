@@ -143,10 +143,10 @@ def test_the_default_model_equals_transformers_on_twenty_prompts(default_model_d
             engine.chat_template.encode([{"role": "user", "content": q}], engine.tokenizer)
             for q in questions
         ]
-        ours = ids(engine.generate(prompts, greedy(16)))
+        ours = ids(engine.generate(prompts, greedy(12)))
     for prompt, answer in zip(prompts, ours, strict=True):
         out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
         )
         assert out[0, len(prompt) :].tolist() == answer
 
@@ -363,6 +363,21 @@ class TestLife:
         engine.check()
         stats = engine.stats()
         assert (stats.running, stats.waiting) == (0, 0)
+
+    def test_a_stream_that_is_dropped_unread_is_aborted_too(self, engine: Engine) -> None:
+        before = engine.stats().output_tokens
+        del_me = engine.stream([5, 6, 7], greedy(None))
+        del del_me
+        engine.generate([9], greedy(1))
+        assert engine.stats().output_tokens - before < 400
+        engine.check()
+
+    def test_prompts_get_on_when_decodes_fill_the_budget(self, tiny_model_dir: Path) -> None:
+        with fp32(str(tiny_model_dir), prefill_budget=2) as engine:
+            streams = [engine.stream([5, i], greedy(None)) for i in (6, 7, 8)]
+            assert engine.generate([9, 10, 11], greedy(2)).completion_tokens == 2
+            for stream in streams:
+                stream.close()
 
     def test_many_threads_share_one_engine(self, engine: Engine) -> None:
         alone = ids([engine.generate(p, GREEDY) for p in PROMPTS])

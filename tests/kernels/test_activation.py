@@ -19,9 +19,9 @@ def exact(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("T", "I"), [(1, 1), (3, 17), (2, 48), (9, 33)])
-def test_silu_and_mul_is_exact(T: int, I: int, dtype: torch.dtype) -> None:
-    x = randn(T, 2 * I, dtype=dtype) * 3
+@pytest.mark.parametrize(("T", "width"), [(1, 1), (3, 17), (2, 48), (9, 33)])
+def test_silu_and_mul_is_exact(T: int, width: int, dtype: torch.dtype) -> None:
+    x = randn(T, 2 * width, dtype=dtype) * 3
     assert_near(silu_and_mul(x), exact(x))
 
 

@@ -1,4 +1,4 @@
-"""A whole engine on interpreted Triton kernels: prefill, chunks, a cache hit, decodes in a batch."""
+"""A whole engine on interpreted Triton kernels: prefill, chunks, a cache hit, a batch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts.make_tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from minisgl import Engine, SamplingParams
 from minisgl.kernels.dispatch import INTERPRETED
+from scripts.make_tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 
