@@ -144,5 +144,9 @@ def tile_blocks(width: int) -> dict[str, int]:
 
 
 def vocab_blocks() -> dict[str, int]:
-    """BLOCK_V: the tile of a vocabulary that sample and logprob walk over."""
-    return {"BLOCK_V": 64 if INTERPRETED else 2048, **_launch(8, 1)}
+    """BLOCK_V: the tile of a vocabulary that sample and logprob walk over.
+
+    Unfused, so that sample's weights have the same bits in each of its passes.
+    """
+    tile = {"BLOCK_V": 64 if INTERPRETED else 2048}
+    return {**tile, **_launch(num_warps=8, num_stages=1), "enable_fp_fusion": False}

@@ -254,8 +254,7 @@ def sample(
     ids = torch.empty(B, dtype=torch.int64, device=logits.device)
     if B == 0:
         return ids
-    # Unfused: a weight must have the same bits in each pass, or it would not meet its threshold.
-    blocks = (blocks or vocab_blocks()) | {"enable_fp_fusion": False}
+    blocks = blocks or vocab_blocks()
     _sample_kernel[(B,)](
         logits, *parameters, ids, logits.stride(0), V, GREEDY_BELOW=GREEDY_BELOW, **blocks
     )
