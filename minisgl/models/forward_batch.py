@@ -57,7 +57,3 @@ class ForwardBatch:
     # The model gathers these once per step; every layer's rotary uses them.
     cos: torch.Tensor = field(init=False)  # [T, D] float32
     sin: torch.Tensor = field(init=False)  # [T, D] float32
-
-    @property
-    def num_tokens(self) -> int:
-        return self.input_ids.shape[0]
