@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -51,6 +52,16 @@ class EngineConfig:
 
     decode_workspace: bool = True
     """On a CPU, keep running requests' KV contiguous as well (docs/decisions.md)."""
+
+    @classmethod
+    def make(cls, **settings: Any) -> EngineConfig:
+        """From keywords; ValueError names those that are unknown, and all that are known."""
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(settings) - set(known))
+        if unknown:
+            names = ", ".join(n for n in known if n != "model")
+            raise ValueError(f"unknown setting {', '.join(map(repr, unknown))}; known: {names}")
+        return cls(**settings)
 
     def __post_init__(self) -> None:
         _choice("device", self.device, DEVICES)

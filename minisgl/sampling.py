@@ -27,6 +27,9 @@ class SamplingParams:
         ValueError: for a value that is not allowed, with the value and what is allowed.
     """
 
+    n: int = 1
+    """Answers to one prompt, each sampled on its own (seeds: `seed`, `seed + 1`, ...)."""
+
     max_tokens: int | None = None
     """Most tokens of the answer; None: until the context is full."""
 
@@ -65,6 +68,8 @@ class SamplingParams:
         # subtle: a frozen dataclass sets its own fields this way, here only, to their one form
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        if not _is_int(self.n, at_least=1):
+            raise ValueError(f"n={self.n!r}: give a whole number of at least 1")
         if self.max_tokens is not None and not _is_int(self.max_tokens, at_least=0):
             raise ValueError(
                 f"max_tokens={self.max_tokens!r}: give a whole number of at least 0, "

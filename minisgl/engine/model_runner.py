@@ -30,6 +30,11 @@ class ModelRunner:
         reqs = decodes + [e.req for e in step.extends if e.is_last]
         return reqs, self.model(batch)
 
+    def check(self) -> None:
+        """Verify the decode workspace, if there is one."""
+        if self.workspace is not None:
+            self.workspace.check()
+
     def _order(self, decodes: list[Req]) -> list[Req]:
         """Those in the workspace first, in its order; then the rest."""
         left, self.scheduler.left = self.scheduler.left, []

@@ -23,6 +23,8 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int  # of the prompt, found in the radix cache
     completion_tokens: int
+    request_id: int = 0
+    index: int = 0  # among the n answers to one prompt
 
 
 @dataclass(frozen=True)

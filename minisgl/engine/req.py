@@ -10,11 +10,11 @@ Where its tokens' K and V are, in half-open intervals of positions:
 from __future__ import annotations
 
 import itertools
-import queue
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from minisgl.engine.output import Chunk
+from minisgl.engine.handle import Mailbox
 from minisgl.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 _ids = itertools.count()
 
-Event = Chunk | BaseException  # the last chunk carries the Completion
-
 
 @dataclass(eq=False)
 class Req:
-    """One request.  Only the engine thread changes it; `events` is how the caller hears of it."""
+    """One request.  Only the engine thread changes it; `mailbox` is how the caller hears of it."""
 
     prompt_ids: list[int]
     params: SamplingParams
@@ -36,8 +34,9 @@ class Req:
     stop_ids: frozenset[int]
     seed: int
     detokenizer: Detokenizer
-    streams: bool = False
-    id: int = field(default_factory=lambda: next(_ids))
+    index: int = 0  # among the `params.n` answers to one prompt
+    id: int = field(default_factory=lambda: next(_ids))  # rises with arrival
+    submitted_at: float = field(default_factory=time.perf_counter)
 
     output_ids: list[int] = field(default_factory=list)
     cached_tokens: int = 0  # prompt tokens that a cache hit saved, at first admission
@@ -49,10 +48,9 @@ class Req:
     kv_len: int = 0
     was_admitted: bool = False
 
-    sent: int = 0  # of output_ids, in chunks so far
-    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+    sent: int = 0  # of output_ids, posted so far
+    mailbox: Mailbox = field(default_factory=Mailbox)
     aborted: bool = False  # set from any thread; the scheduler acts on it at the next step
-    is_done: bool = False
 
     @property
     def tokens(self) -> list[int]:

@@ -70,6 +70,8 @@ class Scheduler:
         self.waiting: deque[Req] = deque()
         self.prefilling: list[Req] = []
         self.running: list[Req] = []
+        self.stuck: list[Req] = []  # fill the pool alone, as of the last `next_step`
+        self.retractions = 0
         self.left: list[Req] = []  # gave their row back; the model runner forgets them and clears
 
     @property
@@ -81,6 +83,14 @@ class Scheduler:
     def room(self) -> int:
         """Slots that can be had: free ones, and cached ones that nobody reads."""
         return self.pool.available_size + self.tree.evictable_size
+
+    def requests(self) -> list[Req]:
+        """Everyone who has not left."""
+        return [*self.waiting, *self.prefilling, *self.running]
+
+    def submit(self, req: Req) -> None:
+        """A new request joins the queue."""
+        self.waiting.append(req)
 
     # ------------------------------------------------------------------ one step
 
@@ -101,6 +111,7 @@ class Scheduler:
         if not decodes and not extends and len(self.prefilling) > 1:
             self.retract(self.prefilling[-1])  # they hold the pool between them: one goes on alone
             return self.next_step()
+        self.stuck = [] if decodes or extends else (self.running or self.prefilling)[:1]
         return Step(decodes, extends)
 
     def _schedule_decodes(self) -> list[Req]:
@@ -213,16 +224,23 @@ class Scheduler:
         for place in (self.waiting, self.prefilling, self.running):
             if req in place:
                 place.remove(req)
-        req.is_done = True
 
     def retract(self, req: Req) -> None:
         """`req` makes room: its tokens stay cached while there is space, and it goes back to the
         head of the queue, output and all."""
+        self.retractions += 1
         self._release(req)
         for place in (self.prefilling, self.running):
             if req in place:
                 place.remove(req)
         self.waiting.appendleft(req)
+
+    def flush(self) -> bool:
+        """Forget every cached prefix; False (and nothing done) while anyone needs one."""
+        if not self.is_idle:
+            return False
+        self.pool.free(self.tree.reset())
+        return True
 
     def check(self) -> None:
         """free + cached + owned by requests == all slots; tree, pool and table are consistent."""

@@ -38,14 +38,16 @@ class CPULinear:
     """
 
     def __init__(self, w: torch.Tensor, *, half_rows: bool = False) -> None:
-        self.half = w.to(torch.bfloat16) if half_rows and w.dtype == torch.float32 else None
+        self.half = None  # [K, N], a transposed view
+        if half_rows and w.dtype == torch.float32:
+            self.half = w.to(torch.bfloat16).t()
         self.is_packed = _can_pack(w.dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(w) if self.is_packed else w
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] -> [T, N], by the layout that suits T."""
         if self.half is not None and x.shape[0] == 1:
-            return F.linear(x.to(torch.bfloat16), self.half).to(x.dtype)
+            return torch.mm(x.bfloat16(), self.half).float()
         if self.is_packed:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                 x, self.weight, None, "none", [], ""

@@ -18,9 +18,11 @@ from minisgl.kernels.dispatch import tl, triton, use_triton
 
 
 def rotary_ref(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    x32 = x.float()
+    x32 = x.float()  # x itself if it is float32
     swapped = x32.roll(x.shape[-1] // 2, -1)
-    x.copy_(torch.addcmul(x32 * cos.unsqueeze(1), swapped, sin.unsqueeze(1)))
+    x32.mul_(cos.unsqueeze(1)).addcmul_(swapped, sin.unsqueeze(1))
+    if x32 is not x:
+        x.copy_(x32)
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -26,8 +26,9 @@ def slab_attention(
     """`mask` is added to the scores: 0 where a key may be read, -inf where not."""
     B, H, D = q.shape
     KV = k.shape[0] // B
-    grouped = (q * scale).reshape(B * KV, H // KV, D)
-    scores = torch.bmm(grouped, k.transpose(1, 2))  # [B·KV, G, L]
+    grouped = q.reshape(B * KV, H // KV, D)
+    # beta = 0: the first operand is never read, only its dtype
+    scores = torch.baddbmm(q.new_empty(1), grouped, k.transpose(1, 2), beta=0, alpha=scale)
     if mask is not None:
         scores.view(B, H, -1).add_(mask)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)

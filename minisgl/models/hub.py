@@ -77,12 +77,12 @@ def _default_model(*, progress: bool | None) -> Path:
     target = _target("SmolLM2-135M-Instruct", DEFAULT_SHA256)
     if (target / "config.json").is_file():  # neither the wheel nor its hash is needed again
         return target
-    file = _default_gguf()
+    file = default_gguf()
     _check_sha256(file, DEFAULT_SHA256, progress=progress)
     return _converted(file, DEFAULT_SHA256, target, progress=progress)
 
 
-def _default_gguf() -> Path:
+def default_gguf() -> Path:
     """The .gguf in the wheel, found without importing it: what it imports is not installed."""
     mend = f"the default model is in the package {DEFAULT_WHEEL}; run: {INSTALL_DEFAULT}"
     try:

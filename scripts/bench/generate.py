@@ -1,12 +1,15 @@
-"""Decode and prefill speed of the default model, ours beside transformers, in one process.
+"""Decode and prefill speed of the default model, ours beside others, in one run.
 
     python -m scripts.bench.generate                 # batches 1, 8, 32 and a 1,024-token prefill
     python -m scripts.bench.generate --batch 8 --rounds 3 --json out.json
+    python -m scripts.bench.generate --llama PYTHON MODEL.gguf       # llama-cpp-python as well
 
 Decode: 256-token prompts, 64 new tokens, greedy; the time of one new token is taken off, so prefill
 does not count.  Prefill: one prompt of 1,024 tokens, one new token.  transformers runs `generate`
-with SDPA in float32 and in bfloat16, and the better of the two is the baseline.  Nothing is cached
-between rounds.
+with SDPA in float32, and in bfloat16 where that is not hopeless; the better is the baseline.
+`ceiling` is what the products with the weights alone allow us.  Each engine has a process of its
+own and they take turns; nothing is cached between rounds.  PYTHON is that of an environment with
+llama-cpp-python, MODEL.gguf the same model (scripts/bench/gguf_as.py writes one).
 """
 
 from __future__ import annotations
@@ -17,60 +20,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM
-
-from minisgl import Engine, SamplingParams
 from minisgl.engine.hardware import cpu_multiplies_bfloat16
 from minisgl.models.hub import resolve_model
-from scripts.bench.common import interleave, median_ratio, prompts, report, seconds
+from minisgl.tokenizer import Tokenizer
+from scripts.bench.common import interleave, median_ratio, prompts, report
+from scripts.bench.contestants import Contestant, Ids
 
 NEW = 64
+PROMPT = 256
+OURS, CEILING, BASELINES = "ours", "ceiling", ("transformers float32", "transformers bfloat16")
 
 
-class Transformers:
-    """`generate` as its users write it: SDPA, KV cache, one batch, no padding (equal lengths)."""
-
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa"
-        ).eval()
-
-    @torch.inference_mode()
-    def generate(self, ids: list[list[int]], new: int) -> list[list[int]]:
-        x = torch.tensor(ids)
-        out = self.model.generate(
-            x,
-            attention_mask=torch.ones_like(x),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        answers: list[list[int]] = out[:, x.shape[1] :].tolist()
-        return answers
-
-
-class Ours:
-    """The engine with its cache emptied before each call."""
-
-    def __init__(self, path: Path, **settings: Any) -> None:
-        self.engine = Engine(str(path), **settings)
-
-    def generate(self, ids: list[list[int]], new: int) -> list[list[int]]:
-        self.engine.flush_cache()
-        params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
-        return [c.token_ids for c in self.engine.generate(ids, params)]
-
-
-def decode_speed(model: Transformers | Ours, ids: list[list[int]]) -> Callable[[], float]:
+def decode_speed(engine: Contestant, ids: Ids) -> float:
     """Tokens per second of the 2nd to the last new token, over the whole batch."""
+    first = engine.seconds(ids, 1)
+    return len(ids) * (NEW - 1) / (engine.seconds(ids, NEW) - first)
 
-    def run() -> float:
-        first = seconds(lambda: model.generate(ids, 1))
-        return len(ids) * (NEW - 1) / (seconds(lambda: model.generate(ids, NEW)) - first)
 
-    return run
+def prefill_speed(engine: Contestant, ids: Ids) -> float:
+    """Prompt tokens per second, the first new token included."""
+    return sum(map(len, ids)) / engine.seconds(ids, 1)
 
 
 def main() -> None:
@@ -80,57 +49,68 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto", help="ours; transformers runs both")
+    parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "GGUF"), default=None)
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
 
     path = resolve_model(args.model, progress=True)
-    theirs = {name: Transformers(path, getattr(torch, name)) for name in ("float32", "bfloat16")}
-    ours = Ours(path, dtype=args.dtype)
-    encode = lambda text: ours.engine.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-    rows = []
-    # Without bfloat16 products a bfloat16 prefill takes minutes, and loses by 5x and more.
-    slow = set() if cpu_multiplies_bfloat16() else {"bfloat16"}
-    for batch in args.batch:
-        ids = prompts(encode, batch, 256)
-        runs = {
-            name: decode_speed(m, ids)
-            for name, m in {"ours": ours, **theirs}.items()
-            if batch == 1 or name not in slow
-        }
-        same = [
-            a == b
-            for a, b in zip(
-                ours.generate(ids, NEW), theirs["float32"].generate(ids, NEW), strict=True
-            )
-        ]
-        rows.append(row(f"decode, batch {batch}", interleave(runs, args.rounds), same))
-    for length in args.prefill:
-        ids = prompts(encode, 1, length)
+    engines = {
+        OURS: Contestant("minisgl", path, dtype=args.dtype),
+        CEILING: Contestant("linear-layers", path, dtype=args.dtype),
+        BASELINES[0]: Contestant("transformers", path, dtype="float32"),
+        BASELINES[1]: Contestant("transformers", path, dtype="bfloat16"),
+    }
+    if args.llama:
+        python, gguf = args.llama
+        engines["llama.cpp"] = Contestant("llama.cpp", Path(gguf).resolve(), python)
+    tokenizer = Tokenizer(path)
 
-        def prefill(model: Transformers | Ours, ids: list[list[int]] = ids) -> float:
-            return len(ids[0]) / seconds(lambda: model.generate(ids, 1))
-
+    def measure(
+        name: str, ids: Ids, new: int, speed: Callable[[Contestant, Ids], float]
+    ) -> dict[str, Any]:
+        # Without bfloat16 products, more than one row in bfloat16 takes minutes.
+        is_slow = len(ids) > 1 or len(ids[0]) > PROMPT
+        hopeless = {BASELINES[1]} if is_slow and not cpu_multiplies_bfloat16() else set()
         runs = {
-            n: lambda m=m: prefill(m) for n, m in {"ours": ours, **theirs}.items() if n not in slow
+            n: lambda e=e: speed(e, ids)
+            for n, e in engines.items()
+            if n not in hopeless
         }
-        same = [ours.generate(ids, 1) == theirs["float32"].generate(ids, 1)]
-        rows.append(row(f"prefill, {length} tokens", interleave(runs, args.rounds), same))
-    ours.engine.close()
+        answers = {n: engines[n].ask(ids=ids, new=new)["ids"] for n in (OURS, BASELINES[0])}
+        same = [a == b for a, b in zip(*answers.values(), strict=True)]
+        return row(name, interleave(runs, args.rounds), same, engines)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    rows = [
+        measure(f"decode, batch {batch}", prompts(encode, batch, PROMPT), NEW, decode_speed)
+        for batch in args.batch
+    ]
+    rows += [
+        measure(f"prefill, {length} tokens", prompts(encode, 1, length), 1, prefill_speed)
+        for length in args.prefill
+    ]
+    for engine in engines.values():
+        engine.close()
     report("Tokens per second, default model, greedy (medians)", rows, args.json)
 
 
-def row(name: str, results: dict[str, list[float]], same: list[bool]) -> dict[str, Any]:
-    """Medians, and the ratio to transformers' better dtype."""
+def row(
+    name: str, results: dict[str, list[float]], same: list[bool], engines: dict[str, Contestant]
+) -> dict[str, Any]:
+    """Medians, and the median ratios of a round."""
     medians = {k: statistics.median(v) for k, v in results.items()}
-    best = max((k for k in medians if k != "ours"), key=lambda k: medians[k])
-    return {
-        "": name,
-        "ours": medians["ours"],
-        "transformers float32": medians["float32"],
-        "transformers bfloat16": medians.get("bfloat16", "-"),
-        "ours / the better": median_ratio(results["ours"], results[best]),
-        "answers equal to float32's": f"{sum(same)} of {len(same)}",
-    }
+    best = max((b for b in BASELINES if b in medians), key=lambda k: medians[k])
+    ratio = {n: median_ratio(results[OURS], results[n]) for n in results if n not in BASELINES}
+    cells: dict[str, Any] = {"": name}
+    cells |= {n: medians.get(n, "-") for n in engines}
+    cells["ours / transformers' better"] = median_ratio(results[OURS], results[best])
+    cells["ceiling / transformers' better"] = median_ratio(results[CEILING], results[best])
+    if "llama.cpp" in ratio:
+        cells["ours / llama.cpp"] = ratio["llama.cpp"]
+    cells["answers equal to float32's"] = f"{sum(same)} of {len(same)}"
+    return cells
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ class TestStops:
         (path / "generation_config.json").write_text(f'{{"eos_token_id": [{stop}]}}')
         cut = answer.index(stop) + 1
         with fp32(str(path)) as engine:
-            assert {2, stop} <= engine.eos_ids  # the config's, and generation_config's
+            assert {2, stop} <= engine.door.eos_ids  # the config's, and generation_config's
             out = engine.generate([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12))
             assert (out.token_ids, out.finish_reason) == (answer[:cut], "stop")
             assert out.stop_match == stop
@@ -303,7 +303,7 @@ class TestSampling:
 
     def test_nan_in_one_row_fails_that_request_only(self, tiny_model_dir: Path) -> None:
         with fp32(str(tiny_model_dir)) as engine:
-            embed = engine.runner.model.model.embed.weight
+            embed = engine.loop.runner.model.model.embed.weight
             alone = engine.generate([5, 6], GREEDY).token_ids
             engine.call(lambda: embed[300].fill_(float("nan")))
             with pytest.raises(EngineError, match="NaN"):
@@ -419,7 +419,7 @@ class TestLife:
         def broken(step: object) -> None:
             raise RuntimeError("the forward pass broke")
 
-        engine.call(lambda: setattr(engine.runner, "forward", broken))
+        engine.call(lambda: setattr(engine.loop.runner, "forward", broken))
         for s in streams:
             with pytest.raises(EngineError, match="the forward pass broke"):
                 list(s)

@@ -495,9 +495,9 @@ def test_sentencepiece_adds_bos_and_a_space_unless_told_otherwise() -> None:
 def test_the_default_models_weights_equal_ggufs_own_dequantisation(default_model_dir: Path) -> None:
     from gguf.quants import dequantize
 
-    from minisgl.models.hub import _default_gguf
+    from minisgl.models.hub import default_gguf
 
-    reader = gguf.GGUFReader(_default_gguf())
+    reader = gguf.GGUFReader(default_gguf())
     with safe_open(default_model_dir / "model.safetensors", framework="pt") as stored:
         assert set(stored.keys()) == {hub_name(t.name) for t in reader.tensors}
         for tensor in reader.tensors[::40]:

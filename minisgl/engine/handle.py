@@ -1,0 +1,199 @@
+"""How an answer travels from the engine thread to its caller: `Mailbox` and `Handle`.
+
+    engine thread --add, add, ..., end--> Mailbox --result, iterate, await, async for--> caller
+
+The engine never waits for a reader.  Pieces that nobody has read yet are joined into one, so a slow
+reader costs the memory of its own answer and nobody's time.  A caller may be a thread, a notebook
+cell, or a coroutine of any event loop: nothing here is bound to a loop before somebody awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+
+from minisgl.engine.output import Chunk, Completion
+
+Outcome = Completion | BaseException
+
+
+class Mailbox:
+    """One request's pieces, then exactly one end.  Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._outcome: Outcome | None = None
+        self._end_was_read = False
+        self._readers = 0  # threads that wait for a piece, not only for the end
+        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None], bool]] = []
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The end, once it has come."""
+        return self._outcome
+
+    def add(self, text: str, ids: list[int]) -> None:
+        """One more piece; never blocks."""
+        with self._changed:
+            self._text.append(text)
+            self._ids += ids
+            if self._readers:
+                self._changed.notify_all()
+            self._wake(at_end=False)
+
+    def end(self, outcome: Outcome) -> bool:
+        """The one end; False, and nothing changes, if it has come already."""
+        with self._changed:
+            if self._outcome is not None:
+                return False
+            self._outcome = outcome
+            self._changed.notify_all()
+            self._wake(at_end=True)
+            return True
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """The end.  Raises TimeoutError after `timeout` seconds without it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._outcome is not None, timeout):
+                raise TimeoutError(f"no answer within {timeout} s; the request goes on")
+            assert self._outcome is not None
+            return self._outcome
+
+    def read(self) -> Chunk | None:
+        """What came since the last read, waiting for it; None after the end.
+
+        Raises:
+            BaseException: the error that the request ended with, after the pieces before it.
+        """
+        with self._changed:
+            self._readers += 1
+            try:
+                self._changed.wait_for(self._has_news)
+            finally:
+                self._readers -= 1
+            return self._take()
+
+    async def await_end(self) -> Outcome:
+        """`wait` for a coroutine."""
+        while True:
+            with self._changed:
+                if self._outcome is not None:
+                    return self._outcome
+                news = self._waker(at_end=True)
+            await news
+
+    async def await_piece(self) -> Chunk | None:
+        """`read` for a coroutine."""
+        while True:
+            with self._changed:
+                if self._has_news():
+                    return self._take()
+                news = self._waker(at_end=False)
+            await news
+
+    def _has_news(self) -> bool:
+        return bool(self._text) or self._outcome is not None
+
+    def _take(self) -> Chunk | None:
+        if self._end_was_read:
+            return None
+        text, ids = "".join(self._text), self._ids
+        outcome = self._outcome
+        self._text, self._ids = [], []
+        if isinstance(outcome, BaseException):
+            if ids:
+                return Chunk(text, ids)  # the error comes with the next read
+            self._end_was_read = True
+            raise outcome
+        self._end_was_read = outcome is not None
+        return Chunk(text, ids, outcome)
+
+    def _waker(self, *, at_end: bool) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._wakers.append((loop, future, at_end))
+        return future
+
+    def _wake(self, *, at_end: bool) -> None:
+        """Wake the coroutines that wait for this; a loop that was closed has nobody to wake."""
+        waiting, self._wakers = self._wakers, []
+        for loop, future, only_end in waiting:
+            if only_end and not at_end:
+                self._wakers.append((loop, future, only_end))
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Handle(Iterator[Chunk], AsyncIterator[Chunk]):
+    """One submitted request, as its caller holds it.
+
+        handle.result()                     wait for the whole
+        for chunk in handle: ...            pieces as they come
+        await handle / async for            the same for coroutines
+        handle.abort()                      leave; what is there so far is the result
+
+    Whoever drops a handle that has not ended aborts the request: nobody could read it any more.
+    """
+
+    def __init__(self, request_id: int, mailbox: Mailbox, abort: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self._mailbox = mailbox
+        self._abort = abort
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request has ended, in whatever way."""
+        return self._mailbox.outcome is not None
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: after `timeout` seconds; the request goes on.
+            EngineError: the request, or the engine, failed.
+        """
+        return self.value(self._mailbox.wait(timeout))
+
+    @staticmethod
+    def value(outcome: Outcome) -> Completion:
+        """What an end means to the caller: its completion, or its error raised."""
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def abort(self) -> None:
+        """End the request now, whatever it is doing; without effect once it has ended."""
+        if not self.is_done:
+            self._abort()
+
+    close = abort
+
+    def __next__(self) -> Chunk:
+        chunk = self._mailbox.read()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._mailbox.await_piece()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aresult(self) -> Completion:
+        """`result` for a coroutine.  Cancelling it does not abort the request."""
+        return self.value(await self._mailbox.await_end())
+
+    def __await__(self) -> Generator[object, None, Completion]:
+        return self.aresult().__await__()
+
+    def __del__(self) -> None:
+        self.abort()

@@ -1,0 +1,77 @@
+"""How many tokens of KV the machine has room for: the arithmetic, in one place and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from minisgl.cache.kv_pool import KVPool
+from minisgl.config import EngineConfig
+from minisgl.engine.hardware import free_memory
+from minisgl.models.config import ModelConfig
+
+GPU_SHARE, CPU_SHARE = 0.85, 0.25  # of the memory that is free once the weights are loaded
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes unless said otherwise.  `str()` is what the engine reports when it starts."""
+
+    weights: int
+    free: int  # once the weights are loaded
+    share: float | None  # of `free` that the pool may take; None: `kv_tokens` was given
+    per_token: int
+    slots: int  # tokens
+    limit: str  # what decided `slots`
+
+    @property
+    def pool(self) -> int:
+        """What the KV pool takes."""
+        return self.slots * self.per_token
+
+    def __str__(self) -> str:
+        weights, free, pool = (f"{b / MIB:,.0f} MiB" for b in (self.weights, self.free, self.pool))
+        return (
+            f"weights {weights}, then {free} free; KV pool {self.slots:,} tokens "
+            f"x {self.per_token / 1024:,.1f} KiB = {pool} ({self.limit})"
+        )
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    weights: int,
+    context_length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MemoryPlan:
+    """Size the pool.
+
+    Raises:
+        ValueError: not a single request would fit; with the sizes, and which setting to move where.
+    """
+    per_token = KVPool.bytes_per_token(
+        model.num_layers, model.num_kv_heads, model.head_dim, dtype=dtype
+    )
+    free = free_memory(device)
+    share = None
+    if config.kv_tokens is not None:
+        slots, limit = config.kv_tokens, "kv_tokens"
+    else:
+        share = config.kv_memory_fraction
+        if share is None:
+            share = GPU_SHARE if device.type == "cuda" else CPU_SHARE
+        slots, limit = int(free * share) // per_token, f"{share:.0%} of what is free"
+        most = config.max_running * context_length
+        if most < slots:
+            slots, limit = most, "max_running x context_length: more can't be used"
+    plan = MemoryPlan(weights, free, share, per_token, slots, limit)
+    if slots < 2:  # one token of a prompt, and one of its answer
+        raise ValueError(
+            f"the KV pool would hold {slots} tokens: {plan}. "
+            "Raise kv_memory_fraction or kv_tokens, or free memory"
+        )
+    return plan

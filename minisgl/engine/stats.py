@@ -1,0 +1,70 @@
+"""`Stats`: what the engine has done and is doing; `Meter` counts it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+RECENT = 1024  # requests, or steps, that a percentile looks back at
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the start, and what is going on now.  Tokens unless said otherwise."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int  # of prompt_tokens, found in the radix cache
+    output_tokens: int
+    steps: int
+    retractions: int
+    busy_seconds: float
+
+    waiting: int  # requests
+    running: int  # requests, those that prefill included
+
+    pool_slots: int  # = free + tree + request
+    free_slots: int
+    tree_slots: int
+    request_slots: int  # computed by running requests and not (yet) the tree's
+
+    ttft_p50: float  # seconds from submission to the first token, of the last 1,024 requests
+    ttft_p99: float
+    step_p50: float  # seconds, of the last 1,024 steps
+    step_p99: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached over all prompt tokens (paper section 3)."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second of work; idle time does not count."""
+        return self.output_tokens / self.busy_seconds if self.busy_seconds else 0.0
+
+
+@dataclass
+class Meter:
+    """The engine thread's own counters."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    ttft: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    step: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+
+def percentile(values: deque[float], p: float) -> float:
+    """The smallest value that is at least `p` percent of all; 0 if there are none.
+
+    >>> percentile(deque([5.0, 1.0, 3.0]), 50)
+    3.0
+    """
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))]

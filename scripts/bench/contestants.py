@@ -1,0 +1,224 @@
+"""The engines that generate.py compares, each in a process of its own.
+
+    PYTHON scripts/bench/contestants.py NAME MODEL [--dtype DTYPE]
+
+Started by `Contestant`.  A request is one line of JSON on stdin, {"ids": [[...], ...], "new": n};
+the answer is one line on stdout, {"seconds": s, "ids": [[...], ...]}.  A process each, because they
+set up threads and memory in ways that would change one another's speed, and because PYTHON may be
+another environment: llama-cpp-python needs not live beside minisgl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+Ids = list[list[int]]
+
+
+class Generator(Protocol):
+    """Greedy continuation of equally long prompts, nothing kept from one call to the next."""
+
+    def generate(self, ids: Ids, new: int) -> Ids:
+        """`new` tokens after each prompt, ends of text ignored."""
+
+
+class Contestant:
+    """The caller's end of one engine's process."""
+
+    def __init__(self, name: str, model: Path, python: str = sys.executable, dtype: str = "auto"):
+        self.process = subprocess.Popen(
+            [python, __file__, name, str(model), "--dtype", dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """One request, and its answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def seconds(self, ids: Ids, new: int) -> float:
+        """How long `new` tokens after each of `ids` take."""
+        return float(self.ask(ids=ids, new=new)["seconds"])
+
+    def close(self) -> None:
+        """End of input is the end of the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Minisgl:
+    """Our engine with its cache emptied before each call."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        from minisgl import Engine
+
+        self.engine = Engine(model, dtype=dtype)
+
+    def generate(self, ids: Ids, new: int) -> Ids:
+        from minisgl import SamplingParams
+
+        self.engine.flush_cache()
+        params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
+        return [c.token_ids for c in self.engine.generate(ids, params)]
+
+
+class LinearLayers:
+    """No engine: only the products with our packed weights, as often as `generate` needs them.
+
+    What is left of our time when everything else is free, so the ceiling of our speed.
+    """
+
+    def __init__(self, model: str, dtype: str) -> None:
+        from minisgl import Engine
+        from minisgl.models.linear import Linear
+
+        with Engine(model, dtype=dtype) as engine:
+            net = engine.loop.runner.model
+        self.layers = [m for m in net.modules() if isinstance(m, Linear)]
+
+    def generate(self, ids: Ids, new: int) -> Ids:
+        import torch
+
+        with torch.inference_mode():
+            for step in range(new):
+                tokens = len(ids) * (1 if step else len(ids[0]))
+                x = {
+                    m.weight.shape[1]: torch.zeros(tokens, m.weight.shape[1], dtype=m.weight.dtype)
+                    for m in self.layers
+                }
+                for m in self.layers:
+                    is_head = m is self.layers[-1]  # only the last token goes on to the LM head
+                    m.multiply(x[m.weight.shape[1]][: len(ids) if is_head else tokens])
+        return ids
+
+
+class Transformers:
+    """`generate` as its users write it: SDPA, KV cache, one batch, no padding (equal lengths)."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        ).eval()
+
+    def generate(self, ids: Ids, new: int) -> Ids:
+        import torch
+
+        x = torch.tensor(ids)
+        with torch.inference_mode():
+            out = self.model.generate(
+                x,
+                attention_mask=torch.ones_like(x),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        answers: Ids = out[:, x.shape[1] :].tolist()
+        return answers
+
+
+class LlamaCpp:
+    """llama.cpp by its C interface, which batches; sequences of their own in one context."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        import llama_cpp as c
+
+        self.c = c
+        silent = c.llama_log_callback(lambda *_: None)
+        self._keep = silent  # subtle: C holds no reference to it
+        c.llama_log_set(silent, ctypes.c_void_p(0))
+        c.llama_backend_init()
+        self.model = c.llama_model_load_from_file(model.encode(), c.llama_model_default_params())
+        self.vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
+
+    def generate(self, ids: Ids, new: int) -> Ids:
+        import numpy as np
+
+        c, B, length = self.c, len(ids), len(ids[0])
+        p = c.llama_context_default_params()
+        p.n_ctx = B * (-(-(length + new) // 256) * 256)
+        p.n_seq_max, p.n_batch, p.n_ubatch = B, B * length, 512
+        p.n_threads = p.n_threads_batch = os.cpu_count()
+        p.kv_unified = False
+        context = c.llama_init_from_model(self.model, p)
+        batch = c.llama_batch_init(B * length, 0, 1)
+
+        def run(tokens: Ids, start: int) -> list[int]:
+            n = 0
+            last = []
+            for sequence, row in enumerate(tokens):
+                for i, token in enumerate(row):
+                    batch.token[n], batch.pos[n], batch.n_seq_id[n] = token, start + i, 1
+                    batch.seq_id[n][0], batch.logits[n] = sequence, i == len(row) - 1
+                    n += 1
+                last.append(n - 1)
+            batch.n_tokens = n
+            if c.llama_decode(context, batch):
+                raise RuntimeError("llama_decode failed")
+            return [
+                int(
+                    np.ctypeslib.as_array(
+                        c.llama_get_logits_ith(context, i), shape=(self.vocab_size,)
+                    ).argmax()
+                )
+                for i in last
+            ]
+
+        step = run(ids, 0)
+        answers = [[t] for t in step]
+        for i in range(new - 1):
+            step = run([[t] for t in step], length + i)
+            for answer, token in zip(answers, step, strict=True):
+                answer.append(token)
+        c.llama_batch_free(batch)
+        c.llama_free(context)
+        return answers
+
+
+KINDS: dict[str, type[Any]] = {
+    "minisgl": Minisgl,
+    "linear-layers": LinearLayers,
+    "transformers": Transformers,
+    "llama.cpp": LlamaCpp,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=KINDS)
+    parser.add_argument("model")
+    parser.add_argument("--dtype", default="auto")
+    args = parser.parse_args()
+    engine: Generator = KINDS[args.name](args.model, args.dtype)
+    for line in sys.stdin:
+        request = json.loads(line)
+        start = time.perf_counter()
+        ids = engine.generate(request["ids"], request["new"])
+        answer = {"seconds": time.perf_counter() - start, "ids": ids}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
