@@ -247,13 +247,7 @@ class Chat:
 
     def _show_stats(self) -> None:
         self._say(f"last answer: {self.last or 'none yet'}")
-        s = self.engine.stats()
-        self._say(
-            f"engine: {s.requests} requests; {s.prompt_tokens} prompt tokens, {s.cached_tokens} "
-            f"({s.hit_rate:.0%}) of them cached; {s.output_tokens} new tokens; "
-            f"{s.busy_seconds:.1f} s busy\n"
-            f"KV pool: {s.pool_slots} slots, {s.free_slots} free, {s.tree_slots} in the radix tree"
-        )
+        self._say(str(self.engine.stats()))
 
     def _has_system(self) -> bool:
         return bool(self.messages) and self.messages[0]["role"] == "system"
@@ -344,6 +338,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, help="the same seed gives the same answers")
     p.add_argument("--device", choices=DEVICES, default="auto")
     p.add_argument("--dtype", choices=DTYPES, default="auto")
+    p.add_argument("--trace", metavar="FILE", help="write a trace of every step, for Perfetto")
     p.add_argument("--verbose", action="store_true", help="say what each answer took")
     return p
 
@@ -396,7 +391,8 @@ def run(args: argparse.Namespace, params: SamplingParams, asked: str | None) -> 
     from minisgl.models.hub import cache_dir
 
     bars = sys.stderr.isatty()
-    with Engine(args.model, device=args.device, dtype=args.dtype, progress=bars) as engine:
+    settings = {"device": args.device, "dtype": args.dtype, "trace": args.trace}
+    with Engine(args.model, progress=bars, **settings) as engine:
         chat = Chat(engine, params, system=args.system, verbose=args.verbose)
         if asked is not None:
             return 130 if chat.answer(asked) is None else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -53,6 +54,13 @@ class EngineConfig:
     decode_workspace: bool = True
     """On a CPU, keep running requests' KV contiguous as well (docs/decisions.md)."""
 
+    cuda_graphs: bool = True
+    """On a GPU, record the decode step at start-up and replay it; False: launch every kernel
+    anew, which starts sooner and decodes small batches slower.  A CPU has no graphs to record."""
+
+    trace: str | Path | None = None
+    """Write a trace of every step to this file, to look at in Perfetto; None: none is kept."""
+
     @classmethod
     def make(cls, **settings: Any) -> EngineConfig:
         """From keywords; ValueError names those that are unknown, and all that are known."""
@@ -67,6 +75,10 @@ class EngineConfig:
         _choice("device", self.device, DEVICES)
         _choice("dtype", self.dtype, DTYPES)
         _choice("policy", self.policy, POLICIES)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise ValueError(f"{field.name}={value!r}: give True or False")
         for name in ("context_length", "max_running", "prefill_budget", "kv_tokens"):
             value = getattr(self, name)
             optional = name in ("context_length", "kv_tokens")
@@ -77,6 +89,8 @@ class EngineConfig:
                     f"{name}={value!r}: give a whole number of at least 1"
                     + (", or None" if optional else "")
                 )
+        if self.trace is not None and not (self.trace and isinstance(self.trace, (str, Path))):
+            raise ValueError(f"trace={self.trace!r}: give the path of a file, or None")
         fraction = self.kv_memory_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise ValueError(f"kv_memory_fraction={fraction!r}: give a share in (0, 1], or None")

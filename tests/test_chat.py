@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +19,7 @@ from minisgl import chat as module
 from minisgl.chat import COMMANDS, Chat, line_editing, load_messages, main
 from minisgl.chat_template import ChatTemplate
 from minisgl.engine.output import Chunk, Completion, FinishReason
+from minisgl.engine.stats import Stats
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests import toy_tokenizers as toys
@@ -69,10 +69,11 @@ class ScriptedEngine:
         )
         yield Chunk(answer[-1], [5], done)
 
-    def stats(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            requests=1, prompt_tokens=40, cached_tokens=10, hit_rate=0.25, output_tokens=7,
-            busy_seconds=1.5, pool_slots=100, free_slots=60, tree_slots=40,
+    def stats(self) -> Stats:
+        return Stats(
+            requests=9, prompt_tokens=40, cached_tokens=10, output_tokens=6, steps=8, retractions=5,
+            busy_seconds=1.5, waiting=4, running=3, pool_slots=100, free_slots=60, tree_slots=38,
+            request_slots=2, ttft_p50=0.0123, ttft_p99=0.5, step_p50=0.004, step_p99=0.0091,
         )  # fmt: skip
 
     def tree(self) -> str:
@@ -314,7 +315,14 @@ def test_stats_and_verbose(engine: ScriptedEngine) -> None:
     out = talk.type("/stats", "Hi", "/stats")
     assert "last answer: none yet" in out
     assert "(3 cached), 2 new; the first after" in out and "tokens/s" in out
-    assert "10 (25%) of them cached" in out and "100 slots, 60 free, 40 in the radix tree" in out
+    for line in (
+        "engine: 9 requests, 3 running, 4 waiting",
+        "prompts: 40 tokens, 10 (25%) of them cached",
+        "answers: 6 tokens in 8 steps and 1.5 s (4.0 tokens/s), 5 retractions",
+        "first token: 12.3 ms (p99 500.0 ms); step: 4.0 ms (p99 9.1 ms)",
+        "KV pool: 100 slots: 60 free, 38 in the radix tree, 2 of running requests",
+    ):
+        assert out.count(line + "\n") == 2
     assert "(3 cached), 2 new" in talk.notes
 
 
@@ -394,6 +402,8 @@ def test_no_such_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "./nowhere", "--prompt", "Hi"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and "nowhere" in err
+    assert main(["--trace", "./nowhere/trace.json", "--prompt", "Hi"]) == 1
+    assert capsys.readouterr().err.startswith("error: trace='./nowhere/trace.json' can't be")
 
 
 def test_ctrl_c_ends_one_answer_with_130(
@@ -418,14 +428,16 @@ def test_ctrl_c_ends_one_answer_with_130(
 
 
 def test_one_answer_is_all_that_stdout_gets(
-    tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from minisgl.engine.engine import Engine
 
     options = ["--model", str(tiny_model_dir), "--dtype", "float32", "--device", "cpu"]
     options += ["--temperature", "0", "--max-tokens", "12", "--prompt", "Hi there"]
-    assert main(options) == 0
+    assert main([*options, "--trace", str(tmp_path / "trace.json")]) == 0
     out, err = capsys.readouterr()
+    names = [e["name"] for e in json.loads((tmp_path / "trace.json").read_text())]
+    assert {"prefill", "decode", "forward"} <= set(names)
     with Engine(str(tiny_model_dir), dtype="float32", device="cpu") as engine:
         ids = engine.chat_template.encode(
             [{"role": "user", "content": "Hi there"}], engine.tokenizer

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar, overload
 
@@ -19,6 +20,7 @@ from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.chat_template import ChatTemplate
 from minisgl.config import EngineConfig
+from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.door import Door, Prompt, is_single
 from minisgl.engine.handle import Handle
@@ -30,6 +32,7 @@ from minisgl.engine.output import Chunk, Completion
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.stats import Stats
+from minisgl.engine.trace import Trace
 from minisgl.kernels.dispatch import use_triton
 from minisgl.models.config import ModelConfig
 from minisgl.models.hub import resolve_model
@@ -63,6 +66,7 @@ class Engine:
         self, model: str | None = None, *, progress: bool = False, **settings: Any
     ) -> None:
         self.config = EngineConfig.make(model=model, **settings)
+        trace = None if self.config.trace is None else Trace(self.config.trace)
         path = resolve_model(model, progress=progress)
         self.model_config = ModelConfig.from_dir(path)
         self.placement = place(self.config, self.model_config.dtype)
@@ -111,6 +115,12 @@ class Engine:
         workspace: DecodeWorkspace[Req] | None = None
         if use_workspace:
             workspace = DecodeWorkspace(pool.layers, pool.num_slots)
+        graphs = None
+        if self.config.cuda_graphs and device.type == "cuda":
+            table = scheduler.req_to_token.table
+            graphs = CudaGraphRunner(net, pool, table, self.config.max_running)
+            if progress:
+                print(graphs, file=sys.stderr)  # noqa: T201  # asked for
         self.door = Door(
             self.tokenizer,
             vocab_size=c.vocab_size,
@@ -118,7 +128,10 @@ class Engine:
             pool_slots=pool.num_slots,
             eos_ids=frozenset(c.eos_token_ids) | frozenset(self.tokenizer.eos_token_ids),
         )
-        self.loop = EngineLoop(scheduler, ModelRunner(net, scheduler, workspace))
+        self.loop = EngineLoop(scheduler, ModelRunner(net, scheduler, workspace, graphs), trace)
+        # The thread knows nothing of this object, so that one which nobody holds any more, and one
+        # left open at the end of the program, close themselves.
+        weakref.finalize(self, self.loop.close)
 
     def _choose_context(self) -> int:
         asked, trained = self.config.context_length, self.model_config.max_position
@@ -158,10 +171,12 @@ class Engine:
 
         Raises:
             ValueError: an empty or too long prompt, with the numbers; none of the list is run then.
-            EngineError: the engine failed or is closed.
+            EngineError: the engine failed or is closed, or one answer failed (the others of the
+                list are aborted then).
         """
-        reqs = self._submit_all(prompt, params)
-        try:
+        reqs = self._make_all(prompt, params)
+        try:  # Ctrl-C may come at any moment from here on
+            self.loop.submit(reqs)
             done = [Handle.value(req.mailbox.wait()) for req in reqs]
         finally:
             self._abort_all(reqs)
@@ -172,8 +187,10 @@ class Engine:
     ) -> Completion | list[Completion]:
         """`generate` for a coroutine, on any event loop.  Cancelling it aborts its requests."""
         # Tokenizing a long prompt takes milliseconds, which the caller's loop should not lose.
-        reqs = await asyncio.to_thread(self._submit_all, prompt, params)
+        # subtle: only that.  What a thread submitted after a cancellation nobody would abort.
+        reqs = await asyncio.to_thread(self._make_all, prompt, params)
         try:
+            self.loop.submit(reqs)
             done = [Handle.value(await req.mailbox.await_end()) for req in reqs]
         finally:
             self._abort_all(reqs)
@@ -185,12 +202,7 @@ class Engine:
         The handle gives the result, or the pieces as they come, to a thread or to a coroutine, and
         can abort.  Errors as `generate`; a bad request raises here.
         """
-        params = params or SamplingParams()
-        if params.n != 1:
-            raise ValueError(f"n={params.n}: a handle is one answer; submit {params.n} times")
-        req = self.door.make(prompt, params)
-        self.loop.submit([req])
-        return Handle(req.id, req.mailbox, lambda: self.loop.abort(req))
+        return self._start(self._make_one(prompt, params))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Handle:
         """Complete one prompt piece by piece: `for chunk in engine.stream(...)`.
@@ -203,25 +215,35 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """`stream` for a coroutine: `async for chunk in engine.astream(...)`."""
-        handle = await asyncio.to_thread(self.submit, prompt, params)
+        handle = self._start(await asyncio.to_thread(self._make_one, prompt, params))
         try:
             async for chunk in handle:
                 yield chunk
         finally:
             handle.abort()
 
-    def _submit_all(self, prompt: Prompt | Sequence[Prompt], params: Params) -> list[Req]:
+    def _make_one(self, prompt: Prompt, params: SamplingParams | None) -> Req:
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise ValueError(f"n={params.n}: a handle is one answer; submit {params.n} times")
+        return self.door.make(prompt, params)
+
+    def _start(self, req: Req) -> Handle:
+        # In this order, so that whatever interrupts the submission drops the handle.
+        handle = Handle(req.id, req.mailbox, lambda: self.loop.abort(req))
+        self.loop.submit([req])
+        return handle
+
+    def _make_all(self, prompt: Prompt | Sequence[Prompt], params: Params) -> list[Req]:
         prompts: list[Any] = [prompt] if is_single(prompt) else list(prompt)
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} SamplingParams")
-        reqs = [
+        return [
             self.door.make(p, s, index)
             for p, s in zip(prompts, (s or SamplingParams() for s in each), strict=True)
             for index in range(s.n)
         ]
-        self.loop.submit(reqs)
-        return reqs
 
     def _abort_all(self, reqs: Sequence[Req]) -> None:
         for req in reqs:

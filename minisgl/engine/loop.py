@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.output import Completion, FinishReason
@@ -24,68 +25,111 @@ from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.stats import Meter, Stats, percentile
+from minisgl.engine.trace import Times, Trace
 
 T = TypeVar("T")
-_CLOSE = None  # in the inbox: the last thing that is read
 
 
 class EngineError(RuntimeError):
     """The engine failed, or is closed; every waiting caller gets one."""
 
 
+@dataclass(frozen=True)
+class _Abort:
+    """In the inbox: `req` ends now."""
+
+    req: Req
+
+
+@dataclass(frozen=True)
+class _Call:
+    """In the inbox: `f` is called between steps."""
+
+    f: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+
+    def run(self) -> None:
+        try:
+            result = self.f()
+        except BaseException as error:  # the caller's to see, whatever it is
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+_CLOSE = None  # in the inbox: the last thing that is read
+
+
 class EngineLoop:
     """Owns the thread, and is the only one who touches the scheduler and the model."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, trace: Trace | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.trace = trace
         self.meter = Meter()
-        self._inbox: queue.SimpleQueue[Req | Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # nobody submits between the death and the last words
-        self._death: BaseException | None = None
+        self._inbox: queue.SimpleQueue[list[Req] | _Abort | _Call | None] = queue.SimpleQueue()
+        self._live: set[Req] = set()  # whoever still waits for an end
+        self._lock = threading.Lock()  # nobody submits between the end and the last words
+        self._has_ended = False
+        self._fault: BaseException | None = None  # what ended it, unless that was `close`
         self._thread = threading.Thread(target=self._run, name="minisgl-engine", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------------ for any thread
 
     def submit(self, reqs: Sequence[Req]) -> None:
-        """Queue requests; they reach the scheduler together.  EngineError if the engine is dead."""
+        """Queue requests; they reach the scheduler together.
+
+        Raises:
+            EngineError: the engine failed or is closed.
+            RuntimeError: on the engine thread, which would wait for itself.
+        """
+        if self._is_current():
+            raise RuntimeError("the engine thread can't ask itself: submit from another thread")
         with self._lock:
             self._require_alive()
-            for req in reqs:
-                self._inbox.put(req)
+            self._inbox.put(list(reqs))  # one item, so that one step sees them all
 
     def abort(self, req: Req) -> None:
-        """`req` ends at the next step, wherever it is; without effect once it has ended."""
-        req.aborted = True
-        self._inbox.put(_nothing)  # wakes the thread
+        """`req` ends before the next step, wherever it is; without effect once it has ended."""
+        # subtle: no lock.  A dropped handle calls this from the garbage collector, which may run in
+        # a thread that holds one; a SimpleQueue is made for that.
+        self._inbox.put(_Abort(req))
 
     def call(self, f: Callable[[], T]) -> T:
         """Run `f` on the engine thread, between steps, and return what it returns."""
-        if threading.current_thread() is self._thread:
+        if self._is_current():
             return f()
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(f())
-            except BaseException as error:
-                future.set_exception(error)
-
+        call = _Call(f)
         with self._lock:
             self._require_alive()
-            self._inbox.put(run)
-        return future.result()
+            self._inbox.put(call)
+        result: T = call.future.result()
+        return result
 
     def close(self) -> None:
         """Stop.  Requests under way end with an `EngineError`.  A second call does nothing."""
         self._inbox.put(_CLOSE)
-        if threading.current_thread() is not self._thread:
+        if not self._is_current():
             self._thread.join()
 
+    def _is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def _require_alive(self) -> None:
-        if self._death is not None:
-            raise EngineError(str(self._death)) from self._death
+        if self._has_ended:
+            raise self._why_ended()
+
+    def _why_ended(self) -> EngineError:
+        """For one caller: raising an error marks it, so each gets its own."""
+        if self._fault is None:
+            return EngineError("the engine is closed")
+        error = EngineError(f"the engine stopped: {type(self._fault).__name__}: {self._fault}")
+        error.__cause__ = self._fault
+        return error
 
     # ------------------------------------------------------------------ for the engine thread
 
@@ -128,33 +172,35 @@ class EngineLoop:
                 self.meter.step.append(seconds)
                 if self.scheduler.is_idle:
                     self.check()
-            death: BaseException = EngineError("the engine is closed")
+            fault = None
         except BaseException as error:  # whatever it was, callers must hear of it
-            death = error
-        self._last_words(death)
+            fault = error
+        self._last_words(fault)
 
     def _receive(self) -> bool:
         """Take in what callers sent; wait for it if there is nothing else to do.  False: closed."""
-        s = self.scheduler
-        while True:
-            try:
-                item = self._inbox.get(block=s.is_idle)
-            except queue.Empty:
-                break
-            if item is _CLOSE:
+        while self.scheduler.is_idle or not self._inbox.empty():
+            # subtle: no name here keeps an item, and what it refers to, alive while this waits
+            if not self._take_in(self._inbox.get()):
                 return False
-            if isinstance(item, Req):
-                self.meter.requests += 1
-                self.meter.prompt_tokens += len(item.prompt_ids)
-                s.submit(item)
-            else:
-                item()
-            for req in [r for r in s.requests() if r.aborted]:
-                self._finish(req, "abort", None)
         return True
 
+    def _take_in(self, item: list[Req] | _Abort | _Call | None) -> bool:
+        match item:
+            case list():
+                self._live.update(item)
+                for req in item:
+                    self.meter.requests += 1
+                    self.scheduler.submit(req)
+            case _Abort(req):
+                if req in self._live:
+                    self._finish(req, "abort", None)
+            case _Call():
+                item.run()
+        return item is not _CLOSE
+
     def _step(self) -> None:
-        s = self.scheduler
+        s, start = self.scheduler, time.perf_counter()
         step = s.next_step()
         for req in s.stuck:
             # It alone fills the pool: it can't go on, and nobody can make room for it.
@@ -162,11 +208,17 @@ class EngineLoop:
         if not step:
             return
         self.meter.steps += 1
+        scheduled = time.perf_counter()
         reqs, logits = self.runner.forward(step)
+        computed = time.perf_counter()
         next_ids = sample_rows(logits, reqs) if reqs else []
+        sampled = time.perf_counter()
         s.after_step(step)
         for req, token in zip(reqs, next_ids, strict=True):
             self._take(req, token)
+        if self.trace is not None:
+            times = Times(start, scheduled, computed, sampled, time.perf_counter())
+            self.trace.step(step, times, s)
 
     def _take(self, req: Req, token: int) -> None:
         """`req`'s next token was sampled."""
@@ -199,8 +251,7 @@ class EngineLoop:
     def _finish(
         self, req: Req, reason: FinishReason, match: str | int | None, text: str = ""
     ) -> None:
-        self.scheduler.finish(req)
-        self.meter.cached_tokens += req.cached_tokens
+        self._leave(req, reason)
         text += req.detokenizer.finish()
         self._post(req, text)
         req.mailbox.end(
@@ -216,30 +267,37 @@ class EngineLoop:
                 completion_tokens=len(req.output_ids),
             )
         )
+        self._live.remove(req)  # last: until then a fault has to be told
 
     def _fail(self, req: Req, error: BaseException) -> None:
-        self.scheduler.finish(req)
+        self._leave(req, "error")
         req.mailbox.end(error)
+        self._live.remove(req)
 
-    def _last_words(self, death: BaseException) -> None:
+    def _leave(self, req: Req, reason: str) -> None:
+        """`req` gives back what it holds, and is counted."""
+        self.scheduler.finish(req)
+        if req.was_admitted:
+            self.meter.prompt_tokens += len(req.prompt_ids)
+            self.meter.cached_tokens += req.cached_tokens
+        if self.trace is not None:
+            self.trace.end(req, reason)
+
+    def _last_words(self, fault: BaseException | None) -> None:
         """Answer everybody who still waits, once."""
         with self._lock:
-            self._death = death
-        waiting = self.scheduler.requests()
-        while True:
-            try:
-                item = self._inbox.get(block=False)
-            except queue.Empty:
-                break
-            if isinstance(item, Req):
-                waiting.append(item)
-            elif item is not _CLOSE:
-                item()
-        for req in waiting:
-            error = EngineError(f"the engine stopped: {death}")
-            error.__cause__ = death
-            req.mailbox.end(error)
-
-
-def _nothing() -> None:
-    """What is put into the inbox only to wake its reader."""
+            self._has_ended, self._fault = True, fault
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case list(reqs):
+                    self._live.update(reqs)
+                case _Call() as call:
+                    call.future.set_exception(self._why_ended())
+        # Not asked of the scheduler, which may be what failed.
+        for req in self._live:
+            req.mailbox.end(self._why_ended())
+        if self.trace is not None:
+            for req in self._live:
+                self.trace.end(req, "error")
+            self.trace.close()
+        self._live.clear()

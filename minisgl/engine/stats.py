@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,10 +11,13 @@ RECENT = 1024  # requests, or steps, that a percentile looks back at
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters since the start, and what is going on now.  Tokens unless said otherwise."""
+    """Counters since the start, and what is going on now.  Tokens unless said otherwise.
 
-    requests: int
-    prompt_tokens: int
+    `str()` is what the chat's `/stats` shows.
+    """
+
+    requests: int  # submitted
+    prompt_tokens: int  # of requests that were admitted and have ended
     cached_tokens: int  # of prompt_tokens, found in the radix cache
     output_tokens: int
     steps: int
@@ -43,6 +47,23 @@ class Stats:
         """Output tokens per second of work; idle time does not count."""
         return self.output_tokens / self.busy_seconds if self.busy_seconds else 0.0
 
+    def __str__(self) -> str:
+        ttft50, ttft99, step50, step99 = (
+            f"{seconds * 1000:.1f} ms"
+            for seconds in (self.ttft_p50, self.ttft_p99, self.step_p50, self.step_p99)
+        )
+        return (
+            f"engine: {self.requests} requests, {self.running} running, {self.waiting} waiting\n"
+            f"prompts: {self.prompt_tokens} tokens, "
+            f"{self.cached_tokens} ({self.hit_rate:.0%}) of them cached\n"
+            f"answers: {self.output_tokens} tokens in {self.steps} steps and "
+            f"{self.busy_seconds:.1f} s ({self.tokens_per_second:.1f} tokens/s), "
+            f"{self.retractions} retractions\n"
+            f"first token: {ttft50} (p99 {ttft99}); step: {step50} (p99 {step99})\n"
+            f"KV pool: {self.pool_slots} slots: {self.free_slots} free, "
+            f"{self.tree_slots} in the radix tree, {self.request_slots} of running requests"
+        )
+
 
 @dataclass
 class Meter:
@@ -59,7 +80,7 @@ class Meter:
 
 
 def percentile(values: deque[float], p: float) -> float:
-    """The smallest value that is at least `p` percent of all; 0 if there are none.
+    """The smallest value that `p` percent of all do not exceed; 0 if there are none.
 
     >>> percentile(deque([5.0, 1.0, 3.0]), 50)
     3.0
@@ -67,4 +88,4 @@ def percentile(values: deque[float], p: float) -> float:
     if not values:
         return 0.0
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))]
+    return ordered[max(0, math.ceil(len(ordered) * p / 100) - 1)]
