@@ -19,6 +19,8 @@ from minisgl.config import EngineConfig
         ("prefill_budget", True, "at least 1"),
         ("context_length", 2.5, "or None"),
         ("kv_tokens", 0, "or None"),
+        ("cuda_graphs", "no", "True or False"),
+        ("radix_cache", 1, "True or False"),
         ("kv_memory_fraction", 0.0, r"\(0, 1\]"),
         ("kv_memory_fraction", 1.5, r"\(0, 1\]"),
     ],

@@ -82,9 +82,10 @@ class ReqToToken:
             raise ValueError(
                 f"positions must be 0 to {columns - 1}, got {min(positions)} to {max(positions)}"
             )
-        step = torch.tensor([rows, positions, slots], dtype=torch.int64).to(
-            self.table.device
-        )  # [3, B]
+        # From pinned memory, so that the host does not wait for the copy to a GPU.
+        lists, pinned = [rows, positions, slots], self.table.is_cuda
+        step = torch.tensor(lists, dtype=torch.int64, pin_memory=pinned)  # [3, B]
+        step = step.to(self.table.device, non_blocking=True)
         self.table[step[0], step[1]] = step[2].to(torch.int32)
 
     def row(self, row: int, num_tokens: int) -> list[int]:

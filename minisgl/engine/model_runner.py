@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.transfer import send
 from minisgl.models.forward_batch import ForwardBatch
 
 
@@ -15,17 +17,28 @@ class ModelRunner:
     """One model on one device."""
 
     def __init__(
-        self, model: nn.Module, scheduler: Scheduler, workspace: DecodeWorkspace[Req] | None
+        self,
+        model: nn.Module,
+        scheduler: Scheduler,
+        workspace: DecodeWorkspace[Req] | None,
+        graphs: CudaGraphRunner | None = None,
     ) -> None:
         self.model = model
         self.scheduler = scheduler
-        self.workspace = workspace
+        self.workspace = workspace  # on a CPU
+        self.graphs = graphs  # on a GPU
         self.device = scheduler.pool.layers[0].device
 
     @torch.inference_mode()
     def forward(self, step: Step) -> tuple[list[Req], torch.Tensor]:
         """The requests whose next token can be sampled, and their logits [B, V], row for row."""
         decodes = self._order(step.decodes)
+        if self.graphs is not None and not step.extends:
+            return decodes, self.graphs.decode(
+                ids=[req.output_ids[-1] for req in decodes],
+                positions=[req.kv_len for req in decodes],
+                rows=[req.row for req in decodes],
+            )
         batch = self._batch(decodes, step)
         reqs = decodes + [e.req for e in step.extends if e.is_last]
         return reqs, self.model(batch)
@@ -62,32 +75,48 @@ class ModelRunner:
             if e.is_last:
                 logit_rows.append(len(ids) - 1)
 
-        table = self.scheduler.req_to_token.table
-        position = self._tensor(positions, torch.int64)
-        slots = table[self._tensor(rows, torch.int64), position].to(torch.int64)
         seated = 0
         if self.workspace is not None:
             seated = sum(req in self.workspace for req in decodes)
         paged = decodes[seated:]
+        (
+            input_ids,
+            position,
+            row,
+            logit_row,
+            decode_rows,
+            decode_seq_lens,
+            extend_rows,
+            prefix_lens,
+            cu_extends,
+        ) = send(
+            self.device,
+            torch.int64,
+            ids,
+            positions,
+            rows,
+            logit_rows,
+            [r.row for r in paged],
+            [r.kv_len + 1 for r in paged],
+            [e.req.row for e in step.extends],
+            [e.start for e in step.extends],
+            cu_seqlens,
+        )
+        table = self.scheduler.req_to_token.table
         return ForwardBatch(
-            input_ids=self._tensor(ids, torch.int64),
+            input_ids=input_ids,
             positions=position,
-            out_slots=slots,
-            logit_rows=None
-            if len(logit_rows) == len(ids)
-            else self._tensor(logit_rows, torch.int64),
+            out_slots=table[row, position].to(torch.int64),
+            logit_rows=None if len(logit_rows) == len(ids) else logit_row,
             pool=self.scheduler.pool.layers,
             req_to_token=table,
             num_decode=len(decodes),
             num_paged=len(paged),
-            decode_rows=self._tensor([r.row for r in paged], torch.int32),
-            decode_seq_lens=self._tensor([r.kv_len + 1 for r in paged], torch.int32),
+            decode_rows=decode_rows,
+            decode_seq_lens=decode_seq_lens,
             workspace=self.workspace,
-            extend_rows=self._tensor([e.req.row for e in step.extends], torch.int32),
-            prefix_lens=self._tensor([e.start for e in step.extends], torch.int32),
-            cu_seqlens=self._tensor(cu_seqlens, torch.int32),
+            extend_rows=extend_rows,
+            prefix_lens=prefix_lens,
+            cu_seqlens=cu_extends,
             max_extend_len=max((e.stop - e.start for e in step.extends), default=0),
         )
-
-    def _tensor(self, values: list[int] | list[int | None], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)

@@ -45,13 +45,13 @@ class ForwardBatch:
 
     num_decode: int = 0
     num_paged: int = 0  # of them, the last ones: read from the pool, not from the workspace
-    decode_rows: torch.Tensor | None = None  # [num_paged] int32
-    decode_seq_lens: torch.Tensor | None = None  # [num_paged] int32, the new token included
+    decode_rows: torch.Tensor | None = None  # [num_paged] int64
+    decode_seq_lens: torch.Tensor | None = None  # [num_paged] int64, the new token included
     workspace: DecodeWorkspace | None = None
 
-    extend_rows: torch.Tensor | None = None  # [E] int32
-    prefix_lens: torch.Tensor | None = None  # [E] int32
-    cu_seqlens: torch.Tensor | None = None  # [E + 1] int32, starting at 0 (the first extend token)
+    extend_rows: torch.Tensor | None = None  # [E] int64
+    prefix_lens: torch.Tensor | None = None  # [E] int64
+    cu_seqlens: torch.Tensor | None = None  # [E + 1] int64, starting at 0 (the first extend token)
     max_extend_len: int = 0
 
     # The model gathers these once per step; every layer's rotary uses them.
