@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from minisgl.engine.req import Req
+from minisgl.engine.transfer import send
 from minisgl.kernels.sample import sample
 
 _MASK = (1 << 64) - 1
@@ -35,14 +36,14 @@ def sample_rows(logits: torch.Tensor, reqs: Sequence[Req]) -> list[int]:
         best = logits.max(dim=-1)
         ids = torch.where(best.values.isnan(), -1, best.indices)
         return [int(i) for i in ids.tolist()]
-    ids = sample(
-        logits,
-        temperature=torch.tensor([x.temperature for x in p], dtype=torch.float32, device=device),
-        top_k=torch.tensor([max(0, x.top_k) for x in p], dtype=torch.int32, device=device),
-        top_p=torch.tensor([x.top_p for x in p], dtype=torch.float32, device=device),
-        min_p=torch.tensor([x.min_p for x in p], dtype=torch.float32, device=device),
-        uniform=torch.tensor(
-            [uniform(r.seed, len(r.output_ids)) for r in reqs], dtype=torch.float32, device=device
-        ),
+    (top_k,) = send(device, torch.int32, [max(0, x.top_k) for x in p])
+    temperature, top_p, min_p, draws = send(
+        device,
+        torch.float32,
+        [x.temperature for x in p],
+        [x.top_p for x in p],
+        [x.min_p for x in p],
+        [uniform(r.seed, len(r.output_ids)) for r in reqs],
     )
+    ids = sample(logits, temperature, top_k, top_p, min_p, draws)
     return [int(i) for i in ids.tolist()]
