@@ -10,8 +10,9 @@ cell, or a coroutine of any event loop: nothing here is bound to a loop before s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 
 from minisgl.engine.output import Chunk, Completion
 
@@ -28,7 +29,8 @@ class Mailbox:
         self._outcome: Outcome | None = None
         self._end_was_read = False
         self._readers = 0  # threads that wait for a piece, not only for the end
-        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None], bool]] = []
+        # Coroutines that wait, and whether for the end only.
+        self._wakers: dict[asyncio.Future[None], bool] = {}
 
     @property
     def outcome(self) -> Outcome | None:
@@ -83,7 +85,7 @@ class Mailbox:
                 if self._outcome is not None:
                     return self._outcome
                 news = self._waker(at_end=True)
-            await news
+            await self._until(news)
 
     async def await_piece(self) -> Chunk | None:
         """`read` for a coroutine."""
@@ -92,7 +94,7 @@ class Mailbox:
                 if self._has_news():
                     return self._take()
                 news = self._waker(at_end=False)
-            await news
+            await self._until(news)
 
     def _has_news(self) -> bool:
         return bool(self._text) or self._outcome is not None
@@ -112,19 +114,24 @@ class Mailbox:
         return Chunk(text, ids, outcome)
 
     def _waker(self, *, at_end: bool) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._wakers.append((loop, future, at_end))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wakers[future] = at_end
         return future
 
+    async def _until(self, news: asyncio.Future[None]) -> None:
+        try:
+            await news
+        finally:  # a cancelled wait leaves nothing behind
+            with self._changed:
+                self._wakers.pop(news, None)
+
     def _wake(self, *, at_end: bool) -> None:
-        """Wake the coroutines that wait for this; a loop that was closed has nobody to wake."""
-        waiting, self._wakers = self._wakers, []
-        for loop, future, only_end in waiting:
-            if only_end and not at_end:
-                self._wakers.append((loop, future, only_end))
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, future)
+        """Wake the coroutines that wait for this."""
+        for future in [f for f, only_end in self._wakers.items() if at_end or not only_end]:
+            del self._wakers[future]
+            # A loop that was closed, perhaps a moment ago, has nobody to wake.
+            with contextlib.suppress(RuntimeError):
+                future.get_loop().call_soon_threadsafe(_resolve, future)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -132,7 +139,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Handle(Iterator[Chunk], AsyncIterator[Chunk]):
+class Handle(Iterator[Chunk], AsyncIterator[Chunk], Awaitable[Completion]):
     """One submitted request, as its caller holds it.
 
         handle.result()                     wait for the whole
