@@ -50,7 +50,6 @@ class Req:
 
     sent: int = 0  # of output_ids, posted so far
     mailbox: Mailbox = field(default_factory=Mailbox)
-    aborted: bool = False  # set from any thread; the scheduler acts on it at the next step
 
     @property
     def tokens(self) -> list[int]:
