@@ -150,3 +150,11 @@ def vocab_blocks() -> dict[str, int]:
     """
     tile = {"BLOCK_V": 64 if INTERPRETED else 2048}
     return {**tile, **_launch(num_warps=8, num_stages=1), "enable_fp_fusion": False}
+
+
+def entry_blocks() -> dict[str, int]:
+    """BLOCK_N: the entries that one program of adjust_logits changes.
+
+    Unfused, so that a changed logit has the bits of the reference.
+    """
+    return {"BLOCK_N": 64 if INTERPRETED else 256, **_launch(4, 1), "enable_fp_fusion": False}
