@@ -54,6 +54,7 @@ class Trace:
         self.path = Path(path).absolute()  # the program may change its directory later
         self._zero = time.perf_counter()
         self._phase: dict[int, str] = {}  # of each request under way, by its id
+        self._reached: dict[int, int] = {}  # how far the chunks of each have come
         self._ended: list[tuple[Req, str, float]] = []
         self._steps = self._retractions = 0
         names = [("process_name", "minisgl"), ("thread_name", "engine")]
@@ -134,9 +135,13 @@ class Trace:
     # ------------------------------------------------------------------ requests' life-lines
 
     def _cached_tokens(self, step: Step) -> int:
-        """Tokens that requests admitted in this step found in the tree: what is before their first
-        chunk."""
-        return sum(e.start for e in step.extends if self._phase.get(e.req.id) != "prefill")
+        """Prompt tokens that the step's chunks need not compute: what is between them."""
+        cached = 0
+        for extend in step.extends:
+            i = extend.req.id
+            cached += extend.start - (self._reached[i] if self._phase.get(i) == "prefill" else 0)
+            self._reached[i] = extend.stop
+        return cached
 
     def _transitions(self, step: Step, times: Times, s: Scheduler) -> list[Event]:
         """Who is in another phase than before, seen from where they are now."""
@@ -173,6 +178,7 @@ class Trace:
                 "cached_tokens": req.cached_tokens,
                 "output_tokens": len(req.output_ids),
             }
+            self._reached.pop(req.id, None)
             events.append(self._async("e", self._phase.pop(req.id), req, at))
             events.append(self._async("e", f"request {req.id}", req, at, args))
         return events

@@ -120,9 +120,9 @@ def test_the_parts_of_a_step_fill_it_and_the_counters_add_up(
 
 def test_a_retracted_request_waits_again(tiny_model_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    with Engine(str(tiny_model_dir), kv_tokens=48, trace=file) as engine:
-        done = engine.generate([list(range(10, 26)), list(range(30, 46))], greedy(20))
-        assert [c.completion_tokens for c in done] == [20, 20]
+    with Engine(str(tiny_model_dir), kv_tokens=100, trace=file) as engine:
+        done = engine.generate([list(range(10, 26)), list(range(30, 46))], greedy(60))
+        assert [c.completion_tokens for c in done] == [60, 60]
         retractions = engine.stats().retractions
     found = events(file)
     assert retractions >= 1

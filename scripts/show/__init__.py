@@ -1,0 +1,1 @@
+"""Pictures of the engine at work, drawn from its own objects as SVG."""

@@ -1,0 +1,193 @@
+"""The pictures: valid XML, drawn from live objects, and those in docs/pictures up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl import Engine, SamplingParams
+from minisgl.cache.radix_cache import RadixCache
+from scripts.show import radix, svg, trace
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def groups(picture: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    """Every <g> of that class."""
+    return [g for g in picture.iter(f"{SVG}g") if name in g.get("class", "").split()]
+
+
+def words(element: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in element.iter(f"{SVG}text")]
+
+
+def kinds(panel: ElementTree.Element) -> dict[str, list[str]]:
+    """What the nodes of a panel are -> how their texts begin."""
+    found: dict[str, list[str]] = {}
+    for node in groups(panel, "node"):
+        found.setdefault(node.get("class", "").split()[1], []).append(words(node)[0][:12])
+    return found
+
+
+# ---------------------------------------------------------------------- the paper's figure 3
+
+
+def test_figure_3_tells_the_papers_story() -> None:
+    picture = ElementTree.fromstring(radix.figure_3())
+    panels = groups(picture, "panel")
+    assert len(panels) == 9
+    told = [kinds(panel) for panel in panels]
+    system, hello, tree = "You are a he", "Hello! Assis", "User: What i"
+    joke, another, shots = "Tell me a jo", "User: Anothe", "Add step by "
+    assert told == [
+        {},  # 1: empty
+        {"new": [system]},  # 2: prompt and answer in one node
+        {"used": [system], "new": [tree]},  # 3: the first turn is found
+        {"used": [system], "kept": [hello, tree], "new": [joke]},  # 4: cut where two chats part
+        {"used": [system, joke], "kept": [hello], "evicted": [tree], "new": [another]},  # 5
+        {"kept": [system, hello, joke, another], "new": [shots]},  # 6: nothing shared
+        {"used": [shots], "kept": [system, hello, joke, another, "8+5? 8+2=10,"],
+         "new": ["7+6? 7+3=10,", "17+5? 17+3=2"]},  # 7: the examples are shared
+        {"used": [system, hello], "new": [tree], "evicted": [joke, another],
+         "kept": [shots, "8+5? 8+2=10,", "7+6? 7+3=10,", "17+5? 17+3=2"]},  # 8
+        {"used": [shots, "17+5?"], "evicted": ["8+5? 8+2=10,", "7+6? 7+3=10,"],
+         "new": ["15+5=20, 20+", "10+5=15, 15+", "7+5=12, 12+1"],
+         "kept": [system, hello, tree, "17+3=20, 20+"]},  # 9: samples of one answer
+    ]  # fmt: skip
+
+
+def test_every_panel_counts_its_tokens_and_none_is_over_capacity() -> None:
+    picture = ElementTree.fromstring(radix.figure_3())
+    for panel in groups(picture, "panel"):
+        shown = next(int(w.split()[0]) for w in words(panel) if re.fullmatch(r"\d+ tokens", w))
+        tokens = Counter[str]()
+        for node in groups(panel, "node"):
+            tokens[node.get("class", "").split()[1]] += int(words(node)[1])
+        assert shown == tokens.total() - tokens["evicted"] <= radix.CAPACITY
+
+
+def test_a_memory_too_small_for_one_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 tokens don't fit"):
+        radix.Memory(4).serve([("a b", "c"), ("d e", "f")])
+
+
+# ---------------------------------------------------------------------- any live tree
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=8), st.data())
+def test_a_live_tree_is_drawn_node_for_node(prompts: list[list[int]], data: st.DataObject) -> None:
+    tree = RadixCache()
+    for prompt in prompts:
+        tree.insert(prompt, range(len(prompt)))
+    if prompts:
+        tree.lock(tree.match_prefix(data.draw(st.sampled_from(prompts))).node)
+    before = str(tree)
+    picture = ElementTree.fromstring(
+        radix.draw(tree, lambda ids: "".join("<&\x00"[i] for i in ids))
+    )
+    assert str(tree) == before
+    nodes = groups(picture, "node")
+    assert len(nodes) == len(list(tree.nodes()))
+    for kind, tokens in (("locked", tree.protected_size), ("free", tree.evictable_size)):
+        assert sum(int(words(node)[1]) for node in groups(picture, kind)) == tokens
+
+
+def test_a_tree_deeper_than_the_stack_is_drawn() -> None:
+    tree = RadixCache()
+    for length in range(1, 3000):
+        tree.insert([7] * length, range(length))
+    picture = ElementTree.fromstring(radix.draw(tree, lambda ids: "x" * len(ids)))
+    assert len(groups(picture, "node")) == 2999
+
+
+@given(st.text())
+def test_any_text_can_stand_in_a_picture(anything: str) -> None:
+    words = svg.printable(anything, 30)
+    assert len(words) <= 30
+    whole = svg.document(10, 10, [svg.text(0, 0, words)], title=words)
+    assert ElementTree.fromstring(whole).findtext(f"{SVG}text") == words
+
+
+def test_the_command_draws_an_engines_tree(tiny_model_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tree.svg"
+    command = [sys.executable, "-m", "scripts.show.radix", str(file)]
+    options = ["--model", str(tiny_model_dir), "Once upon a time", "Once more"]
+    subprocess.run([*command, *options], cwd=ROOT, check=True, capture_output=True)
+    picture = ElementTree.fromstring(file.read_text(encoding="utf-8"))
+    assert any(
+        node.startswith("Once ") for group in groups(picture, "free") for node in words(group)
+    )
+    assert groups(picture, "locked") == []
+    lone = subprocess.run([*command, "a prompt"], cwd=ROOT, capture_output=True, text=True)
+    assert lone.returncode == 2 and "--model" in lone.stderr
+
+
+# ---------------------------------------------------------------------- a trace
+
+
+@pytest.fixture(scope="module")
+def traced(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace with a retraction, and a request that was found cached."""
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with Engine(str(tiny_model_dir), kv_tokens=100, prefill_budget=8, trace=file) as engine:
+        engine.generate([list(range(10, 26)), list(range(30, 46))], params)
+        engine.generate(list(range(10, 20)), params)
+        assert engine.stats().retractions > 0
+    return file
+
+
+@pytest.mark.parametrize("by", ["time", "step"])
+def test_a_trace_is_drawn_step_for_step(traced: Path, by: str) -> None:
+    events = trace.load(traced)
+    picture = ElementTree.fromstring(trace.draw(events, by=by))
+    steps = [e for e in events if e["ph"] == "X" and "args" in e]
+    drawn = groups(picture, "step")
+    assert [g.get("class", "").split()[1] for g in drawn] == [e["name"] for e in steps]
+    boxes = [next(g.iter(f"{SVG}rect")) for g in drawn]
+    left = [float(box.get("x", "")) for box in boxes]
+    width = [float(box.get("width", "")) for box in boxes]
+    assert left == sorted(left) and min(width) > 0
+    if by == "step":
+        assert max(width) - min(width) < 0.01
+    lives = {e["id"] for e in events if e["ph"] == "b"}
+    assert len([w for w in words(picture) if re.match(r"request \d+", w)]) == len(lives) == 3
+    assert len(groups(picture, "waiting")) >= 1
+    assert any(re.fullmatch(r"request \d+, \d+ cached", w) for w in words(picture))
+
+
+def test_an_excerpt_and_a_trace_that_was_cut_off(traced: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.json"
+    cut.write_text(traced.read_text().removesuffix("\n]\n"))
+    assert trace.load(cut) == trace.load(traced)
+    picture = ElementTree.fromstring(trace.draw(trace.load(cut), first=3, last=7, by="step"))
+    drawn = groups(picture, "step")
+    assert [words(g)[0] for g in drawn] == ["3", "4", "5", "6", "7"]
+    assert 'width="172"' in ElementTree.tostring(drawn[0]).decode()  # 860 pixels for five steps
+    with pytest.raises(ValueError, match="no steps from 1000"):
+        trace.draw(trace.load(cut), first=1000, by="time")
+
+
+# ---------------------------------------------------------------------- docs/pictures
+
+
+def test_the_radix_picture_is_current() -> None:
+    kept = (PICTURES / "radix.svg").read_text(encoding="utf-8")
+    assert radix.figure_3() == kept, "python -m scripts.show.radix docs/pictures/radix.svg"
+
+
+@pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.svg")), ids=lambda p: p.name)
+def test_pictures_are_well_formed_and_shown_somewhere(picture: Path) -> None:
+    ElementTree.parse(picture)
+    pages = [p.read_text(encoding="utf-8") for p in (ROOT / "docs").rglob("*.md")]
+    assert any(f"pictures/{picture.name}" in page for page in pages)
