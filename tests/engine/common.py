@@ -71,7 +71,7 @@ def inside_a_step(engine: Engine) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def in_thread(f: Callable[[], object]) -> Iterator[None]:
+def in_thread(f: Callable[[], object], timeout: float = LONG) -> Iterator[None]:
     """`f` runs beside the block, and has ended after it; what it raises is raised there."""
     errors: list[BaseException] = []
 
@@ -86,7 +86,7 @@ def in_thread(f: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(LONG)
+        thread.join(timeout)
         assert not thread.is_alive()
     for error in errors:
         raise error
