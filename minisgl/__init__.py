@@ -16,12 +16,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minisgl.config import EngineConfig
     from minisgl.engine.engine import Engine
-    from minisgl.engine.output import Chunk, Completion
+    from minisgl.engine.output import Chunk, Completion, Score, TokenLogprob
     from minisgl.sampling import SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "SamplingParams",
+    "Score",
+    "TokenLogprob",
+    "__version__",
+]
 
 _HOME_OF = {
     "Chunk": "minisgl.engine.output",
@@ -29,6 +38,8 @@ _HOME_OF = {
     "Engine": "minisgl.engine.engine",
     "EngineConfig": "minisgl.config",
     "SamplingParams": "minisgl.sampling",
+    "Score": "minisgl.engine.output",
+    "TokenLogprob": "minisgl.engine.output",
 }
 
 

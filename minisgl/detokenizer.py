@@ -68,11 +68,15 @@ class Detokenizer:
             self._sent = ["".join(self._sent)]
         return self._sent[0] if self._sent else ""
 
-    def push(self, ids: Iterable[int]) -> str:
-        """What becomes certain with `ids`; "" after a stop string."""
+    def push(self, ids: Iterable[int], *, may_stop: bool = True) -> str:
+        """What becomes certain with `ids`; "" after a stop string.
+
+        `may_stop`: look for stop strings in what is added; False: whatever it is, it is text.
+        """
         if self.stopped is not None:
             return ""
-        return self._read(self._characters.decode(self._bytes.push(ids)))
+        new = self._characters.decode(self._bytes.push(ids))
+        return self._read(new) if may_stop else self._send(self._held + new, hold="")
 
     def finish(self) -> str:
         """All that was held back: no more ids come.  Half a character is one U+FFFD."""

@@ -81,6 +81,15 @@ class Tokenizer:
         self._lock = threading.Lock()
         self._plain: tokenizers.Tokenizer | None = None
 
+    def size_within(self, vocab_size: int) -> int:
+        """1 + the largest id with a token, of the ids that a model of `vocab_size` has: it may have
+        more than the tokenizer, as padding, or fewer, if tokens were added to the tokenizer only.
+        """
+        size = vocab_size
+        while size and self._tokenizer.id_to_token(size - 1) is None:
+            size -= 1
+        return size
+
     # ------------------------------------------------------------------ text -> ids
 
     def encode(

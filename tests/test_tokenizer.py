@@ -85,6 +85,14 @@ def test_ids_outside_the_vocabulary(tokenizer: Tokenizer) -> None:
         tokenizer.decode([-1])
 
 
+def test_padding_has_no_tokens(tokenizer: Tokenizer) -> None:
+    size = tokenizer.size_within(tokenizer.vocab_size + 100)
+    assert size == tokenizer.vocab_size
+    assert tokenizer.size_within(size) == size
+    assert tokenizer.size_within(300) == 300  # the model has fewer than the tokenizer
+    assert tokenizer.size_within(0) == 0
+
+
 def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"'\\ud800' in the text"):
         tokenizer.encode("a\ud800b")

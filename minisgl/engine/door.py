@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minisgl.detokenizer import Detokenizer
+from minisgl.engine.adjustments import Adjustments
 from minisgl.engine.req import Req
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
@@ -20,7 +21,11 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Door:
-    """What a request is checked against."""
+    """What a request is checked against.
+
+    vocab_size: ids below it are tokens, to the model and to the tokenizer.  A model's vocabulary is
+    often padded beyond its tokenizer's: such ids are never sampled and nobody may name them.
+    """
 
     tokenizer: Tokenizer
     vocab_size: int
@@ -34,9 +39,17 @@ class Door:
         Raises:
             ValueError: with the value that can't be used, and what can.
         """
-        ids = self.encode(prompt)
+        ids = self.encode(prompt, answers=params.max_tokens != 0)
         for i in params.stop_token_ids:
             self._check_id(i, "stop token id")
+        for i, _ in params.logit_bias:
+            self._check_id(i, "logit_bias for token id")
+        first = params.prompt_logprobs_from
+        if first is not None and first >= len(ids):
+            raise ValueError(
+                f"prompt_logprobs_from={first}: the prompt has {len(ids)} tokens, so give at most "
+                f"{len(ids) - 1}"
+            )
         room = self.context_length - len(ids)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -48,18 +61,23 @@ class Door:
             no_stop_trim=params.no_stop_trim,
             continues=True,
         )
+        stop_ids |= detokenizer.stop_token_ids
+        tokens = [i for i in stop_ids if i < self.vocab_size]  # a model may name others as EOS
         return Req(
             prompt_ids=ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            stop_ids=stop_ids | detokenizer.stop_token_ids,
+            stop_ids=stop_ids,
             seed=random.getrandbits(64) if params.seed is None else params.seed + index,
             detokenizer=detokenizer,
+            adjustments=Adjustments.of(params, ids, tokens),
             index=index,
+            prompt_logprobs=[None] if first == 0 else [],  # nothing comes before the first token
         )
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's ids, checked: not empty, in the vocabulary, with room for one more."""
+    def encode(self, prompt: Prompt, *, answers: bool = True) -> list[int]:
+        """The prompt's ids, checked: not empty, in the vocabulary, and with room for one more if
+        it is to be answered."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_special_tokens=True)
         else:
@@ -69,11 +87,11 @@ class Door:
         if not ids:
             raise ValueError("the prompt is empty: give at least one token")
         most = min(self.context_length, self.pool_slots)
-        if len(ids) >= most:
+        if len(ids) + answers > most:
             what = "context" if most == self.context_length else "KV pool (kv_tokens)"
             raise ValueError(
-                f"the prompt has {len(ids)} tokens, but the {what} holds {most}, "
-                "the answer's first token included"
+                f"the prompt has {len(ids)} tokens, but the {what} holds {most}"
+                + (", the answer's first token included" if answers else "")
             )
         return ids
 

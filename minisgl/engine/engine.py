@@ -28,9 +28,10 @@ from minisgl.engine.hardware import place
 from minisgl.engine.loop import EngineError, EngineLoop
 from minisgl.engine.memory import plan_memory
 from minisgl.engine.model_runner import ModelRunner
-from minisgl.engine.output import Chunk, Completion
+from minisgl.engine.output import Chunk, Completion, Score
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.scoring import join, score_of
 from minisgl.engine.stats import Stats
 from minisgl.engine.trace import Trace
 from minisgl.kernels.dispatch import use_triton
@@ -104,8 +105,10 @@ class Engine:
             pool,
             ReqToToken(self.config.max_running, self.context_length, device),
             policy=self.config.policy,
+            max_overtakes=self.config.max_overtakes,
             prefill_budget=self.config.prefill_budget,
             use_cache=self.config.radix_cache,
+            max_cached_tokens=self.config.max_cached_tokens,
         )
         use_workspace = (
             self.config.decode_workspace
@@ -121,14 +124,16 @@ class Engine:
             graphs = CudaGraphRunner(net, pool, table, self.config.max_running)
             if progress:
                 print(graphs, file=sys.stderr)  # noqa: T201  # asked for
+        vocab_size = self.tokenizer.size_within(c.vocab_size)
         self.door = Door(
             self.tokenizer,
-            vocab_size=c.vocab_size,
+            vocab_size=vocab_size,
             context_length=self.context_length,
             pool_slots=pool.num_slots,
             eos_ids=frozenset(c.eos_token_ids) | frozenset(self.tokenizer.eos_token_ids),
         )
-        self.loop = EngineLoop(scheduler, ModelRunner(net, scheduler, workspace, graphs), trace)
+        runner = ModelRunner(net, scheduler, workspace, graphs, vocab_size)
+        self.loop = EngineLoop(scheduler, runner, trace)
         # The thread knows nothing of this object, so that one which nobody holds any more, and one
         # left open at the end of the program, close themselves.
         weakref.finalize(self, self.loop.close)
@@ -221,6 +226,66 @@ class Engine:
                 yield chunk
         finally:
             handle.abort()
+
+    # ------------------------------------------------------------------ scores
+
+    def score(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Sequence[Prompt],
+        *,
+        namespace: str | None = None,
+    ) -> list[Score]:
+        """How likely the model thinks each continuation is after its prompt.
+
+        One prompt for all continuations, or a list of as many.  What they have in common is
+        computed once, and nothing is generated.  Text is scored as the model reads it whole: from
+        the first token where it differs from the bare prompt, for one prompt's continuations from
+        the first where any does (see `minisgl.engine.scoring`).
+
+            >>> engine.score("The capital of France is", [" Paris", " Rome"])  # doctest: +SKIP
+
+        Raises:
+            ValueError: see `minisgl.engine.scoring.join`; or too long a text, with the numbers.
+            EngineError: the engine failed or is closed, or the model's logits are NaN.
+        """
+        reqs = self._make_scores(prompts, continuations, namespace)
+        try:
+            self.loop.submit(reqs)
+            return [score_of(Handle.value(req.mailbox.wait())) for req in reqs]
+        finally:
+            self._abort_all(reqs)
+
+    async def ascore(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Sequence[Prompt],
+        *,
+        namespace: str | None = None,
+    ) -> list[Score]:
+        """`score` for a coroutine, on any event loop.  Cancelling it aborts its requests."""
+        reqs = await asyncio.to_thread(self._make_scores, prompts, continuations, namespace)
+        try:
+            self.loop.submit(reqs)
+            return [score_of(Handle.value(await req.mailbox.await_end())) for req in reqs]
+        finally:
+            self._abort_all(reqs)
+
+    def _make_scores(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Sequence[Prompt],
+        namespace: str | None,
+    ) -> list[Req]:
+        return [
+            self.door.make(
+                ids,
+                SamplingParams(max_tokens=0, prompt_logprobs_from=start, namespace=namespace),
+            )
+            for ids, start in join(self.tokenizer.encode, prompts, continuations)
+        ]
+
+    # ------------------------------------------------------------------ requests
 
     def _make_one(self, prompt: Prompt, params: SamplingParams | None) -> Req:
         params = params or SamplingParams()

@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from minisgl.engine.logprobs import add_prompt_logprobs, has_nan, output_logprobs
 from minisgl.engine.model_runner import ModelRunner
-from minisgl.engine.output import Completion, FinishReason
+from minisgl.engine.output import Completion, FinishReason, TokenLogprob
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.scheduler import Scheduler
@@ -209,32 +210,39 @@ class EngineLoop:
             return
         self.meter.steps += 1
         scheduled = time.perf_counter()
-        reqs, logits = self.runner.forward(step)
+        reqs, logits, prompt_logits = self.runner.forward(step)
         computed = time.perf_counter()
         next_ids = sample_rows(logits, reqs) if reqs else []
+        logprobs = output_logprobs(logits, next_ids, reqs)
+        if len(prompt_logits):
+            add_prompt_logprobs(prompt_logits, step.extends)
         sampled = time.perf_counter()
         s.after_step(step)
-        for req, token in zip(reqs, next_ids, strict=True):
-            self._take(req, token)
+        for req, token, logprob in zip(reqs, next_ids, logprobs, strict=True):
+            self._take(req, token, logprob)
         if self.trace is not None:
             times = Times(start, scheduled, computed, sampled, time.perf_counter())
             self.trace.step(step, times, s)
 
-    def _take(self, req: Req, token: int) -> None:
+    def _take(self, req: Req, token: int, logprob: TokenLogprob | None) -> None:
         """`req`'s next token was sampled."""
+        if token < 0 or (not req.output_ids and has_nan(req)):
+            why = "the model's logits are NaN or infinite, or every token is forbidden"
+            self._fail(req, EngineError(f"no token can be sampled for this request: {why}"))
+            return
         if req.max_tokens == 0:
             self._finish(req, "length", None)
-            return
-        if token < 0:
-            self._fail(req, EngineError("the model's logits are NaN for this request"))
             return
         if not req.output_ids:
             self.meter.ttft.append(time.perf_counter() - req.submitted_at)
         req.output_ids.append(token)
+        if logprob is not None:
+            req.logprobs.append(logprob)
         self.meter.output_tokens += 1
         text = ""
         if token not in req.stop_ids or req.params.no_stop_trim:
-            text = req.detokenizer.push([token])
+            may_stop = len(req.output_ids) > req.params.min_tokens
+            text = req.detokenizer.push([token], may_stop=may_stop)
         if token in req.stop_ids:
             self._finish(req, "stop", token, text)
         elif req.detokenizer.stopped is not None:
@@ -252,6 +260,7 @@ class EngineLoop:
         self, req: Req, reason: FinishReason, match: str | int | None, text: str = ""
     ) -> None:
         self._leave(req, reason)
+        asked = req.params
         text += req.detokenizer.finish()
         self._post(req, text)
         req.mailbox.end(
@@ -265,18 +274,23 @@ class EngineLoop:
                 prompt_tokens=len(req.prompt_ids),
                 cached_tokens=req.cached_tokens,
                 completion_tokens=len(req.output_ids),
+                logprobs=None if asked.logprobs is None else list(req.logprobs),
+                prompt_logprobs=(
+                    None if asked.prompt_logprobs_from is None else list(req.prompt_logprobs)
+                ),
             )
         )
         self._live.remove(req)  # last: until then a fault has to be told
 
     def _fail(self, req: Req, error: BaseException) -> None:
         self._leave(req, "error")
+        self.runner.scrub(req)
         req.mailbox.end(error)
         self._live.remove(req)
 
     def _leave(self, req: Req, reason: str) -> None:
         """`req` gives back what it holds, and is counted."""
-        self.scheduler.finish(req)
+        self.scheduler.finish(req, keep=reason != "error")
         if req.was_admitted:
             self.meter.prompt_tokens += len(req.prompt_ids)
             self.meter.cached_tokens += req.cached_tokens

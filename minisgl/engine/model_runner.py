@@ -22,26 +22,37 @@ class ModelRunner:
         scheduler: Scheduler,
         workspace: DecodeWorkspace[Req] | None,
         graphs: CudaGraphRunner | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.model = model
         self.scheduler = scheduler
         self.workspace = workspace  # on a CPU
         self.graphs = graphs  # on a GPU
+        self.vocab_size = vocab_size  # tokens that exist: a model's vocabulary may be padded
         self.device = scheduler.pool.layers[0].device
 
     @torch.inference_mode()
-    def forward(self, step: Step) -> tuple[list[Req], torch.Tensor]:
-        """The requests whose next token can be sampled, and their logits [B, V], row for row."""
+    def forward(self, step: Step) -> tuple[list[Req], torch.Tensor, torch.Tensor]:
+        """The requests whose next token can be sampled, and their logits [B, V], row for row; and
+        those [M, V] of the prompts' positions that are wanted (`Extend.prompt_rows`)."""
         decodes = self._order(step.decodes)
+        reqs = decodes + [e.req for e in step.extends if e.is_last]
         if self.graphs is not None and not step.extends:
-            return decodes, self.graphs.decode(
+            logits = self.graphs.decode(
                 ids=[req.output_ids[-1] for req in decodes],
                 positions=[req.kv_len for req in decodes],
                 rows=[req.row for req in decodes],
             )
-        batch = self._batch(decodes, step)
-        reqs = decodes + [e.req for e in step.extends if e.is_last]
-        return reqs, self.model(batch)
+        else:
+            logits = self.model(self._batch(decodes, step))
+        logits = logits[:, : self.vocab_size]
+        return reqs, logits[: len(reqs)], logits[len(reqs) :]
+
+    @torch.inference_mode()
+    def scrub(self, req: Req) -> None:
+        """`req` failed with NaN: what it computed must not be read again, not even as padding."""
+        if self.workspace is not None:
+            self.workspace.scrub(req)
 
     def check(self) -> None:
         """Verify the decode workspace, if there is one."""
@@ -66,8 +77,10 @@ class ModelRunner:
         positions = [req.kv_len for req in decodes]
         rows = [req.row for req in decodes]
         logit_rows = list(range(len(decodes)))
+        prompt_rows: list[int] = []
         cu_seqlens = [0]
         for e in step.extends:
+            prompt_rows += [len(ids) - e.start + p for p in e.prompt_rows]
             ids += e.req.tokens[e.start : e.stop]
             positions += range(e.start, e.stop)
             rows += [e.req.row] * (e.stop - e.start)
@@ -95,7 +108,7 @@ class ModelRunner:
             ids,
             positions,
             rows,
-            logit_rows,
+            logit_rows + prompt_rows,
             [r.row for r in paged],
             [r.kv_len + 1 for r in paged],
             [e.req.row for e in step.extends],
@@ -107,7 +120,7 @@ class ModelRunner:
             input_ids=input_ids,
             positions=position,
             out_slots=table[row, position].to(torch.int64),
-            logit_rows=None if len(logit_rows) == len(ids) else logit_row,
+            logit_rows=logit_row if step.extends else None,
             pool=self.scheduler.pool.layers,
             req_to_token=table,
             num_decode=len(decodes),

@@ -1,4 +1,4 @@
-"""What a caller gets back: `Completion`, and `Chunk` while it streams."""
+"""What a caller gets back: `Completion`, and `Chunk` while it streams; `Score` from `score`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely a token was where it stands, and the likeliest tokens there.
+
+    Natural logarithms of the model's own distribution (see `SamplingParams.logprobs`); -inf is a
+    value that may occur.  Tokens are ids, not texts: two halves of a character have one text.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (id, logprob), likeliest first
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,31 @@ class Completion:
     completion_tokens: int
     request_id: int = 0
     index: int = 0  # among the n answers to one prompt
+    logprobs: list[TokenLogprob] | None = None  # of token_ids, one each; None: not asked for
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """Of the prompt from `prompt_logprobs_from` on; the first token of all has None."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a continuation is after its prompt.
+
+    token_ids: the scored tokens: those of prompt and continuation together, from the first that is
+    not one of the prompt alone (see `Engine.score`).
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # natural logarithms, one for each of token_ids
+
+    @property
+    def sum(self) -> float:
+        """Log-probability of the continuation as a whole."""
+        return sum(self.logprobs)
+
+    @property
+    def mean(self) -> float:
+        """Per token, so that a long continuation may win too."""
+        return self.sum / len(self.logprobs)
 
 
 @dataclass(frozen=True)

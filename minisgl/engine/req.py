@@ -3,8 +3,10 @@
 Where its tokens' K and V are, in half-open intervals of positions:
 
     [0, prefix_len)          slots of the radix tree, which `node` keeps locked
-    [prefix_len, kv_len)     slots of this request, computed
+    [prefix_len, slot_len)   slots of this request
     [kv_len, len(tokens))    not computed yet: waiting prompt, or the token sampled last
+
+Between two steps `kv_len == slot_len`; during a step the tokens between them are being computed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from minisgl.engine.adjustments import Adjustments
 from minisgl.engine.handle import Mailbox
+from minisgl.engine.output import TokenLogprob
 from minisgl.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,19 +38,28 @@ class Req:
     stop_ids: frozenset[int]
     seed: int
     detokenizer: Detokenizer
+    adjustments: Adjustments | None = None  # of its logits
     index: int = 0  # among the `params.n` answers to one prompt
     id: int = field(default_factory=lambda: next(_ids))  # rises with arrival
     submitted_at: float = field(default_factory=time.perf_counter)
 
     output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of output_ids, if asked for
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    """Of the prompt from `params.prompt_logprobs_from` on, as far as they are known."""
     cached_tokens: int = 0  # prompt tokens that a cache hit saved, at first admission
 
+    # The scheduler's:
+    key: tuple[int, ...] = ()  # `tokens` when it last joined the queue: what prefill computes
+    overtakes: int = 0  # later arrivals that were admitted while it waited
+    retractions: int = 0
+    was_admitted: bool = False
     # While admitted (`row` is not None):
     row: int | None = None  # in req_to_token
     node: TreeNode | None = None  # deepest tree node of the prefix, locked
+    own_slots: list[int] = field(default_factory=list)  # of positions [prefix_len, slot_len)
     prefix_len: int = 0
     kv_len: int = 0
-    was_admitted: bool = False
 
     sent: int = 0  # of output_ids, posted so far
     mailbox: Mailbox = field(default_factory=Mailbox)
@@ -57,6 +70,24 @@ class Req:
         return self.prompt_ids + self.output_ids
 
     @property
+    def slot_len(self) -> int:
+        """Tokens that have a slot."""
+        return self.prefix_len + len(self.own_slots)
+
+    @property
     def seq_len(self) -> int:
         """Tokens of prompt and output so far."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def logits_from(self) -> int:
+        """The first position whose logits are wanted: K and V of those before it may be cached.
+
+        For most requests that is the last, which the next token is sampled from.
+        """
+        first = self.params.prompt_logprobs_from
+        if first is not None:
+            unknown = first + len(self.prompt_logprobs)
+            if unknown < len(self.prompt_ids):
+                return unknown - 1  # whose logits tell how likely the next token is
+        return self.seq_len - 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from minisgl.engine.adjustments import adjusted
 from minisgl.engine.req import Req
 from minisgl.engine.transfer import send
 from minisgl.kernels.sample import sample
@@ -28,22 +29,43 @@ def uniform(seed: int, position: int) -> float:
     return ((x ^ (x >> 31)) >> 40) / (1 << 24)  # 24 bits: exact in float32, never rounded up to 1
 
 
+@torch.inference_mode()
 def sample_rows(logits: torch.Tensor, reqs: Sequence[Req]) -> list[int]:
-    """logits [B, V], one row per request -> the next token of each; -1 for a row with NaN."""
-    p = [req.params for req in reqs]
-    device = logits.device
-    if all(x.temperature == 0 for x in p):
-        best = logits.max(dim=-1)
-        ids = torch.where(best.values.isnan(), -1, best.indices)
-        return [int(i) for i in ids.tolist()]
-    (top_k,) = send(device, torch.int32, [max(0, x.top_k) for x in p])
+    """logits [B, V], one row per request -> the next token of each.
+
+    A request's token depends on its own row, settings and seed, never on the rest of the batch.
+    -1 for a row that has no distribution: NaN or +inf in it, or every token is forbidden.  `logits`
+    stay the model's own.
+    """
+    changed = {
+        i: req.adjustments
+        for i, req in enumerate(reqs)
+        if req.adjustments is not None and req.adjustments.update(req.output_ids)
+    }
+    if not changed:
+        ids = _draw(logits, reqs)
+    else:
+        copy = adjusted(logits, list(changed), list(changed.values()))
+        drawn = _draw(copy, [reqs[i] for i in changed])
+        if len(changed) == len(reqs):
+            ids = drawn
+        else:  # drawing for all is less work than to gather the rows of the others
+            ids = _draw(logits, reqs)
+            (index,) = send(logits.device, torch.int64, list(changed))
+            ids.index_copy_(0, index, drawn)
+    return [int(i) for i in ids.tolist()]
+
+
+def _draw(logits: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+    """logits [B, V] as they will be sampled from -> ids [B]."""
+    p, V = [req.params for req in reqs], logits.shape[1]
+    (top_k,) = send(logits.device, torch.int32, [max(0, min(x.top_k, V)) for x in p])
     temperature, top_p, min_p, draws = send(
-        device,
+        logits.device,
         torch.float32,
         [x.temperature for x in p],
         [x.top_p for x in p],
         [x.min_p for x in p],
         [uniform(r.seed, len(r.output_ids)) for r in reqs],
     )
-    ids = sample(logits, temperature, top_k, top_p, min_p, draws)
-    return [int(i) for i in ids.tolist()]
+    return sample(logits, temperature, top_k, top_p, min_p, draws)

@@ -27,7 +27,7 @@ def adjust_logits_ref(
     logits[rows, ids] = x.to(logits.dtype)
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(do_not_specialize=["stride_changes", "N"])
 def _adjust_logits_kernel(
     logits_ptr,  # [B, V]
     rows_ptr,  # [N] int64

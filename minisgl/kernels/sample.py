@@ -58,14 +58,13 @@ def sample_ref(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    best = logits.argmax(dim=-1, keepdim=True)  # the first of ties; a NaN counts as the largest
-    peak = logits.gather(1, best).float()
-    broken = ~torch.isfinite(peak.squeeze(1))
+    peak, best = logits.max(dim=-1)  # the first of ties; a NaN counts as the largest
+    broken = ~torch.isfinite(peak)
     greedy = temperature < GREEDY_BELOW
-    best = best.squeeze(1).masked_fill_(broken, -1)
+    best.masked_fill_(broken, -1)
     if bool(greedy.all()):
         return best
-    w = logits.float().sub(peak)  # <= 0, so that no temperature can overflow
+    w = logits.float().sub(peak.float().unsqueeze(1))  # <= 0, so that no temperature can overflow
     w = w.div_(temperature.masked_fill(greedy, 1.0).unsqueeze(1)).exp_()  # the peak weighs 1
     w.nan_to_num_(nan=0.0)  # a broken row; its answer is -1 whatever is drawn
     filtered = ~greedy & (((top_k > 0) & (top_k < logits.shape[1])) | (top_p < 1))

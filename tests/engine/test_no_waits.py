@@ -169,7 +169,8 @@ def test_a_decode_step_waits_for_the_sampled_ids_alone(
     with Copies() as copies:
         table.write_each([r.row for r in reqs if r.row is not None], [4] * B, [1, 2, 3])
         assert copies.count == 1
-        asked, logits = runner.forward(Step(reqs, []))
+        asked, logits, prompt_logits = runner.forward(Step(reqs, []))
+        assert prompt_logits.shape[0] == 0
         assert copies.count == 2, "one copy brings everything that the forward pass needs"
         assert (asked, reads) == (reqs, [])
         assert logits.shape[0] == B
@@ -191,7 +192,7 @@ def test_a_mixed_step_does_not_wait_either(
     *decodes, new = running(runner, tiny_model_dir)
     new.output_ids, new.kv_len = [], 0
     with Copies() as copies:
-        asked, logits = runner.forward(Step(decodes, [Extend(new, 0, 3)]))
+        asked, logits, _ = runner.forward(Step(decodes, [Extend(new, 0, 3)]))
     assert (copies.count, reads, len(asked), logits.shape[0]) == (1, [], B, B)
     assert "_extend_attention_kernel" in launches
 
