@@ -112,6 +112,15 @@ class DecodeWorkspace(Generic[Owner]):
         if slab is not None:
             slab.remove(slab.owners.index(owner))
 
+    def scrub(self, owner: Owner) -> None:
+        """Zero `owner`'s row, if there is one: it holds NaN, and its next owner would read that as
+        hidden keys, which are multiplied by 0."""
+        slab = self.place.get(owner)
+        if slab is not None:
+            row = slab.owners.index(owner)
+            for layer in slab.layers:
+                layer[:, row] = 0
+
     def plan(self, owners: Sequence[Owner]) -> list[Owner]:
         """Make room for one more token of each of `owners`; their order in the coming step.
 
