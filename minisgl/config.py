@@ -8,7 +8,16 @@ from typing import Any
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-POLICIES = ("lpm", "fcfs")
+POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
+
+_AT_LEAST = {
+    "context_length": 1,
+    "max_running": 1,
+    "prefill_budget": 1,
+    "kv_tokens": 1,
+    "max_overtakes": 0,
+    "max_cached_tokens": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,18 @@ class EngineConfig:
     None: 0.85 on a GPU, 0.25 on a CPU (where the decode workspace may take as much again)."""
 
     policy: str = "lpm"
-    """Order of waiting requests: "lpm" (longest prefix match first, paper section 3) or "fcfs"."""
+    """Order of waiting requests: "lpm" (longest prefix match first, paper section 3), "dfs-weight"
+    (depth first over the tree, to where most wait), "fcfs" (order of arrival) or "random"."""
+
+    max_overtakes: int = 128
+    """How many later arrivals a policy may admit while a request waits; then it goes first."""
 
     radix_cache: bool = True
-    """Keep the KV of finished requests for reuse; False: every prompt is computed anew."""
+    """Keep the KV of finished requests for reuse; False: every prompt is computed anew, and the
+    policy is "fcfs"."""
+
+    max_cached_tokens: int | None = None
+    """Most tokens of finished requests to keep; None: as many as the pool has room for."""
 
     decode_workspace: bool = True
     """On a CPU, keep running requests' KV contiguous as well (docs/decisions.md)."""
@@ -79,14 +96,14 @@ class EngineConfig:
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):
                 raise ValueError(f"{field.name}={value!r}: give True or False")
-        for name in ("context_length", "max_running", "prefill_budget", "kv_tokens"):
+        for name, least in _AT_LEAST.items():
             value = getattr(self, name)
-            optional = name in ("context_length", "kv_tokens")
+            optional = name in ("context_length", "kv_tokens", "max_cached_tokens")
             if optional and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(
-                    f"{name}={value!r}: give a whole number of at least 1"
+                    f"{name}={value!r}: give a whole number of at least {least}"
                     + (", or None" if optional else "")
                 )
         if self.trace is not None and not (self.trace and isinstance(self.trace, (str, Path))):

@@ -12,7 +12,9 @@ from minisgl.config import EngineConfig
     [
         ("device", "tpu", "cpu, cuda"),
         ("dtype", "int4", "float32"),
-        ("policy", "lifo", "lpm, fcfs"),
+        ("policy", "lifo", "lpm, dfs-weight, fcfs, random"),
+        ("max_overtakes", -1, "at least 0"),
+        ("max_cached_tokens", -1, "at least 0, or None"),
         ("max_running", 0, "at least 1"),
         ("max_running", None, "at least 1"),
         ("prefill_budget", -5, "at least 1"),

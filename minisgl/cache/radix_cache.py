@@ -7,10 +7,11 @@ the path, so they share the slots.
     root ── "You are helpful." ──┬── " What is 2+2?"     a node:  key    the tokens of its run
                                  └── " Tell a joke."              slots  one K/V slot for each
 
-Three things happen to the tree:
+Four things happen to the tree:
 
 * `match_prefix` finds the longest cached prefix of a new request; `lock` keeps that path while the
   request runs.
+* `append` grows a running request's path by what it is about to compute, so that others find it.
 * `insert` hands the tree the tokens and slots of a finished (or half finished) request.
 * `evict` takes back the least recently used leaf, then the next, until enough slots are free. A
   locked path stays.
@@ -30,18 +31,24 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from minisgl.cache.radix_check import check_tree
+from minisgl.cache.radix_render import render_tree
 from minisgl.cache.tree_node import TreeNode, common_prefix_len
 
-__all__ = ["Match", "RadixCache", "TreeNode"]
-
-PREVIEW_TOKENS = 24  # a picture of the tree decodes only the first tokens of each node
-PREVIEW_CHARS = 48
+__all__ = ["Match", "Peek", "RadixCache", "TreeNode"]
 
 
 class Match(NamedTuple):
     """The longest cached prefix of some tokens: its slots, and the node where it ends."""
 
     slots: list[int]
+    node: TreeNode
+
+
+class Peek(NamedTuple):
+    """What a look finds: how many leading tokens are cached, and the node in which they end."""
+
+    num_tokens: int
     node: TreeNode
 
 
@@ -80,9 +87,15 @@ class RadixCache:
         """Tokens (= slots) in the tree."""
         return self.evictable_size + self.protected_size
 
-    # -- the three verbs --------------------------------------------------------------------------
+    # -- the four verbs ---------------------------------------------------------------------------
 
-    def match_prefix(self, tokens: Sequence[int], namespace: str | None = None) -> Match:
+    def match_prefix(
+        self,
+        tokens: Sequence[int],
+        namespace: str | None = None,
+        *,
+        below: TreeNode | None = None,
+    ) -> Match:
         """Find the longest cached prefix of `tokens`, in O(length), and mark it as just used.
 
         A match that ends inside a node splits the node there (a copy of that node, at C speed), so
@@ -91,29 +104,60 @@ class RadixCache:
 
         A prompt that is cached from end to end matches in full. An engine that needs the logits of
         the last token must compute that token again, so it asks for `tokens[:-1]`.
+
+        `below`: `tokens` are those that follow this node, and so are the slots of the match.
         """
-        node = self._descend(tuple(tokens), namespace)[0]
+        start = self._start(below)
+        node = self._descend(tuple(tokens), namespace, start)[0]
         slots: list[int] = []
-        for step in node.path():
+        for step in node.path(below=start):
             slots += step.slots
         return Match(slots, node)
 
+    def append(
+        self,
+        node: TreeNode,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        namespace: str | None = None,
+    ) -> TreeNode | None:
+        """Grow a path that the caller holds a lock on: `tokens`, in `slots`, come to follow `node`.
+
+        Returns the new leaf, to which the caller's lock has moved, in O(tokens + depth).  None, and
+        nothing is done, where the tree goes on with `tokens[0]` already: then the caller keeps its
+        slots, and `insert` sorts them out in the end.
+        """
+        self._require_live(node)
+        self._require_slots(tokens, slots)
+        leaf = TreeNode(tuple(tokens), list(slots), node, namespace)
+        if leaf.edge in node.children:
+            return None
+        node.children[leaf.edge] = leaf
+        leaf.ref_count = 1  # the path above it is counted already: that was the lock on `node`
+        self.protected_size += len(leaf.key)
+        self._stamp(leaf)
+        return leaf
+
     def insert(
-        self, tokens: Sequence[int], slots: Sequence[int], namespace: str | None = None
+        self,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        namespace: str | None = None,
+        *,
+        below: TreeNode | None = None,
     ) -> int:
         """Cache `tokens`, whose K/V lies in `slots`; return how many of them were cached before.
 
         The tree takes over `slots[returned:]`. For the tokens before that it keeps the slots it
         has: the caller still owns its own copies, if it has any that differ, and frees them.
 
+        `below`: `tokens` are those that follow this node, and only they are counted.
+
         Raises ValueError unless there is exactly one slot for each token.
         """
-        if len(tokens) != len(slots):
-            raise ValueError(
-                f"got {len(tokens)} tokens and {len(slots)} slots: one slot each is needed"
-            )
+        self._require_slots(tokens, slots)
         tokens = tuple(tokens)
-        node, cached = self._descend(tokens, namespace)
+        node, cached = self._descend(tokens, namespace, self._start(below))
         if cached < len(tokens):
             leaf = TreeNode(tokens[cached:], list(slots[cached:]), node, namespace)
             leaf.last_used = self._clock
@@ -175,9 +219,26 @@ class RadixCache:
 
     # -- the rest of the public face --------------------------------------------------------------
 
-    def prefix_len(self, tokens: Sequence[int], namespace: str | None = None) -> int:
-        """How many leading tokens are cached. A look only: nothing is split or counts as used."""
-        return self._walk(tuple(tokens), namespace)[2]
+    def peek(self, tokens: Sequence[int], namespace: str | None = None) -> Peek:
+        """How much of `tokens` is cached, and where. Nothing is split, nothing counts as used."""
+        node, _, matched = self._walk(tuple(tokens), namespace, self.root)
+        return Peek(matched, node)
+
+    def drop(self, node: TreeNode) -> list[int]:
+        """Forget `node`, then whatever leads to it alone, as far as nothing is locked; the slots.
+
+        For K/V that turned out to be wrong. O(nodes), unlike `evict`: faults are rare.
+        """
+        freed: list[int] = []
+        while node.evictable:
+            parent = node.parent
+            assert parent is not None
+            freed += node.slots
+            self._remove(node)
+            node = parent
+        self._queue = [entry for entry in self._queue if entry[2].parent is not None]
+        heapq.heapify(self._queue)
+        return freed
 
     def reset(self) -> list[int]:
         """Empty the tree; return every slot it held. Raises ValueError while a path is locked."""
@@ -187,82 +248,27 @@ class RadixCache:
 
     def nodes(self) -> Iterator[TreeNode]:
         """Every node but the root, parents before children."""
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        return self.root.below()
 
     def render(self, decode: Callable[[Sequence[int]], str]) -> str:
         """Draw the tree, a line for each node: how many tokens, ref_count, how its text begins."""
-        sizes = f"{self.protected_size} protected, {self.evictable_size} evictable"
-        lines = [f"{self.total_size} tokens in {sum(1 for _ in self.nodes())} nodes ({sizes})"]
-        # An explicit stack: a chat of a thousand turns is a thousand nodes deep.
-        stack = [(self.root, "", "")]  # a node, what stands before it, what before its children
-        while stack:
-            node, before, indent = stack.pop()
-            if node is not self.root:
-                lines.append(before + _label(node, decode))
-            for rank, child in enumerate(reversed(node.children.values())):
-                branch, space = ("└─ ", "   ") if rank == 0 else ("├─ ", "│  ")
-                stack.append((child, indent + branch, indent + space))
-        return "\n".join(lines)
+        return render_tree(self.root, self.protected_size, self.evictable_size, decode)
 
     def __str__(self) -> str:
         return self.render(lambda tokens: " ".join(map(str, tokens)))
 
     def check(self) -> None:
         """Verify every invariant, in O(tokens). Raises AssertionError that says which is broken."""
-        root = self.root
-        _expect(not (root.key or root.slots or root.parent), "the root carries no tokens")
-        _expect(root.ref_count == 0, "the root is never counted: a lock stops below it")
-        queued = {node: queued_at for queued_at, _, node in self._queue}
-        _expect(len(queued) == len(self._queue), "a node is queued for eviction at most once")
-
-        nodes = list(self.nodes())
-        for node in nodes:
-            self._check_node(node, queued.pop(node, None))
-        _expect(not queued, "the queue holds nodes of the tree only")
-        slots = [slot for node in nodes for slot in node.slots]
-        _expect(len(set(slots)) == len(slots), "a slot belongs to one token only")
-        evictable = sum(len(node.key) for node in nodes if node.ref_count == 0)
-        protected = len(slots) - evictable
-        sizes = f"evictable_size {self.evictable_size}, protected_size {self.protected_size}"
-        _expect(
-            (self.evictable_size, self.protected_size) == (evictable, protected),
-            f"{sizes}: counted {evictable} and {protected}",
-        )
-
-    def _check_node(self, node: TreeNode, queued_at: int | None) -> None:
-        """The part of `check` that looks at one node and its children."""
-        parent, children = node.parent, node.children.values()
-        assert parent is not None, "nodes() does not yield the root"
-        _expect(len(node.key) > 0, "every node but the root carries at least one token")
-        _expect(len(node.key) == len(node.slots), "a node has one slot for each token")
-        _expect(parent.children.get(node.edge) is node, "parent and child point at each other")
-        _expect(
-            parent is self.root or parent.namespace == node.namespace,
-            "a path stays within one namespace",
-        )
-        _expect(node.ref_count >= 0, "a ref_count is never negative")
-        _expect(
-            node.ref_count >= sum(child.ref_count for child in children),
-            "a lock on a child is also a lock on its parent",
-        )
-        _expect(
-            all(node.last_used >= child.last_used for child in children),
-            "a use of a child is also a use of its parent",
-        )
-        _expect(node.last_used <= self._clock, "no node was used in the future")
-        _expect(node.queued == (queued_at is not None), "`queued` tells what is in the queue")
-        _expect(node.queued or not node.evictable, "every evictable leaf waits in the queue")
-        _expect((queued_at or 0) <= node.last_used, "an entry is never younger than its node")
+        check_tree(self.root, self._queue, self._clock, self.evictable_size, self.protected_size)
 
     # -- below the line ---------------------------------------------------------------------------
 
-    def _walk(self, tokens: tuple[int, ...], namespace: str | None) -> tuple[TreeNode, int, int]:
-        """Follow `tokens` down: (last node, tokens of its key that agree, tokens in all)."""
-        node, same, matched = self.root, 0, 0
+    def _walk(
+        self, tokens: tuple[int, ...], namespace: str | None, start: TreeNode
+    ) -> tuple[TreeNode, int, int]:
+        """Follow `tokens` from the end of `start` on: (last node, tokens of its key that agree,
+        tokens in all)."""
+        node, same, matched = start, len(start.key), 0
         while matched < len(tokens) and same == len(node.key):
             child = node.children.get((namespace, tokens[matched]))
             if child is None:
@@ -271,15 +277,28 @@ class RadixCache:
             matched += same
         return node, same, matched
 
-    def _descend(self, tokens: tuple[int, ...], namespace: str | None) -> tuple[TreeNode, int]:
+    def _descend(
+        self, tokens: tuple[int, ...], namespace: str | None, start: TreeNode
+    ) -> tuple[TreeNode, int]:
         """Walk, split the node in which the walk ends, stamp the path: (node, tokens matched)."""
-        node, same, matched = self._walk(tokens, namespace)
+        node, same, matched = self._walk(tokens, namespace, start)
         if same < len(node.key):
             node = self._split(node, same)
+        self._stamp(node)
+        return node, matched
+
+    def _stamp(self, node: TreeNode) -> None:
+        """The path down to `node` is in use now."""
         self._clock += 1
         for step in node.path():
             step.last_used = self._clock
-        return node, matched
+
+    def _start(self, below: TreeNode | None) -> TreeNode:
+        """Where a walk begins."""
+        if below is None:
+            return self.root
+        self._require_live(below)
+        return below
 
     def _split(self, node: TreeNode, at: int) -> TreeNode:
         """Cut `node` in two; return the new upper half.
@@ -311,21 +330,13 @@ class RadixCache:
             node.queued = True
             heapq.heappush(self._queue, (node.last_used, next(self._serial), node))
 
+    @staticmethod
+    def _require_slots(tokens: Sequence[int], slots: Sequence[int]) -> None:
+        if len(tokens) != len(slots):
+            raise ValueError(
+                f"got {len(tokens)} tokens and {len(slots)} slots: one slot each is needed"
+            )
+
     def _require_live(self, node: TreeNode) -> None:
         if node.parent is None and node is not self.root:
             raise ValueError(f"the node ({len(node.key)} tokens) was evicted: match again")
-
-
-def _label(node: TreeNode, decode: Callable[[Sequence[int]], str]) -> str:
-    """One node in one line; line breaks of its text are shown as \\n."""
-    text = decode(node.key[:PREVIEW_TOKENS])
-    more = "…" if len(node.key) > PREVIEW_TOKENS or len(text) > PREVIEW_CHARS else ""
-    namespace = "" if node.namespace is None else f" [{node.namespace}]"
-    size = f"{len(node.key)} tok · ref {node.ref_count}{namespace}"
-    return f"{size} · {text[:PREVIEW_CHARS]!r}{more}"
-
-
-def _expect(condition: bool, invariant: str) -> None:  # noqa: FBT001
-    """Raise AssertionError naming the broken invariant; unlike `assert`, also under `python -O`."""
-    if not condition:
-        raise AssertionError(f"broken invariant: {invariant}")

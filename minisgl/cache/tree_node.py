@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class TreeNode:
     """A run of tokens, the slots that hold them, and the runs that may follow.
@@ -51,15 +53,23 @@ class TreeNode:
         """True for an unlocked leaf of the tree (not the root, not an evicted node)."""
         return self.parent is not None and not self.children and self.ref_count == 0
 
-    def path(self) -> list[TreeNode]:
-        """The nodes from just below the root down to this one."""
+    def path(self, below: TreeNode | None = None) -> list[TreeNode]:
+        """The nodes from just below the root, or below an ancestor, down to this one."""
         nodes = []
         node = self
-        while node.parent is not None:
+        while node.parent is not None and node is not below:
             nodes.append(node)
             node = node.parent
         nodes.reverse()
         return nodes
+
+    def below(self) -> Iterator[TreeNode]:
+        """Every node under this one, parents before children."""
+        stack = list(self.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
 
 
 def common_prefix_len(key: tuple[int, ...], tokens: tuple[int, ...], start: int = 0) -> int:

@@ -5,23 +5,28 @@ and, in what is left of the token budget, new tokens of waiting prompts, in chun
 long.
 
     waiting --admit--> prefilling --last chunk--> running --finish--> done
-       ^                                             |
-       '------------------ retract ------------------'
+       ^                    |                        |
+       '----------------- retract -------------------'
 
-Slots change hands in four places, and only here: admit (the tree lends a prefix), `_share` (the
-tree takes over a computed prompt), `_release` (it takes over the rest), and allocation for a step.
+The tree learns of a chunk when it is *scheduled*.  In each layer the model writes the keys and
+values of all tokens of a step before any of them attends, so a request may build on what another
+one computes in the very same step: prompts that arrive together compute a common prefix once.
+
+Slots change hands in five places, and only here: `_admit` and `_follow` (the tree lends a prefix),
+`_share` (it takes over a chunk), `_release` (it takes over the rest), and `_alloc`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from minisgl.cache.kv_pool import KVPool
-from minisgl.cache.radix_cache import RadixCache
+from minisgl.cache.radix_cache import Match, Peek, RadixCache
 from minisgl.cache.req_to_token import ReqToToken
-from minisgl.engine.policy import ORDERS
 from minisgl.engine.req import Req
+from minisgl.engine.waiting import WaitingQueue
+
+PROMPT_ROWS = 512  # of logits of prompts in one step: each row is a vocabulary of floats
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,11 @@ class Extend:
         """Whether the request's next token can be sampled after it."""
         return self.stop == self.req.seq_len
 
+    @property
+    def prompt_rows(self) -> range:
+        """Positions in it whose logits are wanted for the prompt's next token, which is known."""
+        return range(max(self.start, self.req.logits_from), self.stop - self.is_last)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -50,7 +60,17 @@ class Step:
 
 
 class Scheduler:
-    """Owns the queue, the tree, the pool and the slot table."""
+    """Owns the queue, the tree, the pool and the slot table.
+
+    Args:
+        policy, max_overtakes: see `WaitingQueue`.
+        prefill_budget: most tokens of a step; one more where requests that decode fill it.
+        use_cache: False: nothing is shared or kept, and the policy is "fcfs".
+        max_cached_tokens: most tokens that the tree keeps although nobody reads them; None: as many
+            as the pool has room for.
+        look_ahead: a newcomer must leave room for so many more tokens of each running request (or
+            those that it may still give, if they are fewer), so that it is not retracted soon.
+    """
 
     def __init__(
         self,
@@ -58,19 +78,23 @@ class Scheduler:
         req_to_token: ReqToToken,
         *,
         policy: str = "lpm",
+        max_overtakes: int = 128,
         prefill_budget: int = 2048,
         use_cache: bool = True,
+        max_cached_tokens: int | None = None,
+        look_ahead: int = 32,
     ) -> None:
         self.pool = pool
         self.req_to_token = req_to_token
         self.tree = RadixCache()
-        self.order = ORDERS[policy if use_cache else "fcfs"]
         self.prefill_budget = prefill_budget
         self.use_cache = use_cache
-        self.waiting: deque[Req] = deque()
+        self.max_cached_tokens = max_cached_tokens
+        self.look_ahead = look_ahead
+        self.waiting = WaitingQueue(policy if use_cache else "fcfs", max_overtakes)
         self.prefilling: list[Req] = []
         self.running: list[Req] = []
-        self.stuck: list[Req] = []  # fill the pool alone, as of the last `next_step`
+        self.stuck: list[Req] = []  # too large for the pool even alone, as of the last `next_step`
         self.retractions = 0
         self.left: list[Req] = []  # gave their row back; the model runner forgets them and clears
 
@@ -84,57 +108,74 @@ class Scheduler:
         """Slots that can be had: free ones, and cached ones that nobody reads."""
         return self.pool.available_size + self.tree.evictable_size
 
-    def requests(self) -> list[Req]:
-        """Everyone who has not left."""
-        return [*self.waiting, *self.prefilling, *self.running]
-
     def submit(self, req: Req) -> None:
         """A new request joins the queue."""
-        self.waiting.append(req)
+        req.key = tuple(req.tokens)
+        self.waiting.add(req)
 
     # ------------------------------------------------------------------ one step
 
     def next_step(self) -> Step:
         """Choose the tokens of the next step and give each a slot."""
+        self.stuck = []
+        self._make_room()
         decodes = self._schedule_decodes()
         budget = max(1, self.prefill_budget - len(decodes))  # prompts always get on
         extends: list[Extend] = []
         for req in self.prefilling:  # chunks under way go first: they hold slots
+            self._follow(req)
             budget -= self._schedule_chunk(req, budget, extends)
-        if budget > 0 and self.waiting and self.req_to_token.available_rows:
-            for req in self.order(list(self.waiting), self._matched):
-                if budget <= 0 or not self._admit(req):
-                    break
-                self.waiting.remove(req)
-                self.prefilling.append(req)
-                budget -= self._schedule_chunk(req, budget, extends)
-        if not decodes and not extends and len(self.prefilling) > 1:
-            self.retract(self.prefilling[-1])  # they hold the pool between them: one goes on alone
-            return self.next_step()
-        self.stuck = [] if decodes or extends else (self.running or self.prefilling)[:1]
+        if budget > 0 and self.req_to_token.available_rows:
+            self._admit_waiting(budget, extends)
         return Step(decodes, extends)
 
+    def _make_room(self) -> None:
+        """One slot for each running request, or one for a prompt.  The latest arrivals give way, so
+        that the earliest always gets on; one alone never does."""
+        while len(self.running) + len(self.prefilling) > 1:
+            if self.room >= max(1, len(self.running)):
+                return
+            self.retract(max(self.running + self.prefilling, key=lambda req: req.id))
+
     def _schedule_decodes(self) -> list[Req]:
-        # The newest give way until the others have a slot each; one alone is never retracted.
-        while len(self.running) > self.room and len(self.running) > 1:
-            self.retract(self.running[-1])
-        while len(self.running) > self.room and self.prefilling:
-            self.retract(self.prefilling[-1])
-        decodes = self.running if len(self.running) <= self.room else []
-        if decodes:
-            slots = self._alloc(len(decodes))
-            rows = [req.row for req in decodes if req.row is not None]
-            self.req_to_token.write_each(rows, [req.kv_len for req in decodes], slots)
-        return list(decodes)
+        decodes = list(self.running)
+        if len(decodes) > self.room:  # one alone, and all slots are its own
+            self.stuck = decodes
+            return []
+        slots = self._alloc(len(decodes))
+        rows = [req.row for req in decodes if req.row is not None]
+        self.req_to_token.write_each(rows, [req.kv_len for req in decodes], slots)
+        for req, slot in zip(decodes, slots, strict=True):
+            req.own_slots.append(slot)
+        return decodes
 
     def _schedule_chunk(self, req: Req, budget: int, extends: list[Extend]) -> int:
-        """Positions [kv_len, kv_len + n) of `req` join the step; n, at most `budget`."""
+        """The next n tokens of `req`'s prompt join the step; n, at most `budget`."""
         assert req.row is not None
-        n = max(0, min(req.seq_len - req.kv_len, budget, self.room))
+        start = req.slot_len
+        n = len(req.key) - start
+        if req.logits_from < len(req.key) - 1:  # log-probabilities of the prompt are wanted
+            left = PROMPT_ROWS - sum(len(e.prompt_rows) for e in extends)
+            n = min(n, req.logits_from - start + max(1, left))
+        n = max(0, min(n, budget, self.room))
         if n:
-            self.req_to_token.write(req.row, req.kv_len, self._alloc(n))
-            extends.append(Extend(req, req.kv_len, req.kv_len + n))
+            slots = self._alloc(n)
+            self.req_to_token.write(req.row, start, slots)
+            self._share(req, slots)
+            extends.append(Extend(req, start, start + n))
         return n
+
+    def _admit_waiting(self, budget: int, extends: list[Extend]) -> None:
+        for req in self.waiting.candidates(self._peek):
+            if not self._admit(req):
+                if not (self.running or self.prefilling):
+                    self.stuck = [req]  # it was retracted when it had all but outgrown the pool
+                return
+            is_anyone_due = self.waiting.admitted(req)
+            self.prefilling.append(req)
+            budget -= self._schedule_chunk(req, budget, extends)
+            if is_anyone_due or budget <= 0 or not self.req_to_token.available_rows:
+                return
 
     def after_step(self, step: Step) -> None:
         """The step was computed: its tokens have K and V now."""
@@ -144,69 +185,92 @@ class Scheduler:
             req = extend.req
             req.kv_len = extend.stop
             if extend.is_last:
-                self._share(req)
                 self.prefilling.remove(req)
                 self.running.append(req)
 
     # ------------------------------------------------------------------ slots change hands
 
-    def _matched(self, req: Req) -> int:
-        return self.tree.prefix_len(req.tokens)
+    def _peek(self, req: Req) -> Peek:
+        return self.tree.peek(req.key, req.params.namespace)
+
+    def _match(self, req: Req) -> Match:
+        """What the tree holds of `req`'s tokens after those that have a slot."""
+        # subtle: at least the last token is always computed anew, since its logits are wanted
+        tokens = req.key[req.slot_len : req.logits_from]
+        return self.tree.match_prefix(tokens, req.params.namespace, below=req.node)
+
+    def _lend(self, req: Req, match: Match) -> None:
+        """A match, already locked, becomes part of `req`'s prefix."""
+        assert req.row is not None
+        self.req_to_token.write(req.row, req.prefix_len, match.slots)
+        req.node = match.node
+        req.prefix_len += len(match.slots)
+        req.kv_len = req.prefix_len
+        if not req.retractions:
+            req.cached_tokens += len(match.slots)
 
     def _admit(self, req: Req) -> bool:
         """Lend `req` its cached prefix and a row, if the rest of its prompt fits."""
-        if not self.req_to_token.available_rows:
-            return False
-        tokens = req.tokens
-        # subtle: the last token is always computed anew, since its logits are wanted
-        match = self.tree.match_prefix(tokens[: len(tokens) - 1])
+        match = self._match(req)
         self.tree.lock(match.node)
-        # What is still to come of prompts under way, and one step of every running request.
-        promised = sum(r.seq_len - r.kv_len for r in self.prefilling) + len(self.running)
-        if len(tokens) - len(match.slots) + promised > self.room:
+        # What is still to come of prompts under way, and of answers in the next steps.
+        promised = sum(len(r.key) - r.slot_len for r in self.prefilling)
+        promised += sum(
+            min(self.look_ahead, r.max_tokens - len(r.output_ids)) for r in self.running
+        )
+        if len(req.key) - len(match.slots) + promised > self.room:
             self.tree.unlock(match.node)
             return False
         req.row = self.req_to_token.alloc_row()
-        self.req_to_token.write(req.row, 0, match.slots)
-        req.node, req.prefix_len, req.kv_len = match.node, len(match.slots), len(match.slots)
-        if not req.was_admitted:
-            req.was_admitted, req.cached_tokens = True, len(match.slots)
+        req.was_admitted = True
+        self._lend(req, match)
         return True
 
-    def _insert(self, req: Req) -> int:
-        """The tree takes over [prefix_len, kv_len); slots it had already are freed.  The number of
-        leading tokens that the tree now holds."""
-        assert req.row is not None
-        tokens = req.tokens[: req.kv_len]
-        slots = self.req_to_token.row(req.row, req.kv_len)
-        known = self.tree.insert(tokens, slots)
-        self.pool.free(slots[req.prefix_len : known])  # computed twice: the tree's copy stays
-        return len(tokens)
-
-    def _share(self, req: Req) -> None:
-        """A computed prompt becomes a prefix that others can match, while `req` goes on."""
-        if not self.use_cache:
+    def _follow(self, req: Req) -> None:
+        """A prompt under way takes what the tree has learnt of it from others in the meantime."""
+        if req.own_slots:
             return
-        assert req.row is not None and req.node is not None
-        self._insert(req)
-        match = self.tree.match_prefix(req.tokens[: req.kv_len])
-        assert len(match.slots) == req.kv_len
-        self.req_to_token.write(req.row, 0, match.slots)
-        self.tree.lock(match.node)
-        self.tree.unlock(req.node)
-        req.node, req.prefix_len = match.node, req.kv_len
+        match = self._match(req)
+        if match.slots:
+            assert req.node is not None
+            self.tree.lock(match.node)
+            self.tree.unlock(req.node)
+            self._lend(req, match)
 
-    def _release(self, req: Req) -> None:
-        """`req` gives everything back: what it computed to the tree, its row, its lock."""
-        assert req.row is not None and req.node is not None
-        # A step may have been chosen but not computed (an error in it): those slots hold nothing.
-        if self.use_cache:
-            self._insert(req)
+    def _share(self, req: Req, slots: list[int]) -> None:
+        """The tree takes over the chunk in `slots`, which comes next in `req`'s prompt.
+
+        subtle: only where it knows nothing of it.  The last token of a cached prompt is computed
+        twice, and the step writes it to the slot that stands in the table: that slot stays the
+        request's own, and so does all that follows; `_release` sorts them out.
+        """
+        leaf = None
+        if self.use_cache and not req.own_slots:
+            assert req.node is not None
+            tokens = req.key[req.prefix_len : req.prefix_len + len(slots)]
+            leaf = self.tree.append(req.node, tokens, slots, req.params.namespace)
+        if leaf is None:
+            req.own_slots += slots
         else:
-            self.pool.free(self.req_to_token.row(req.row, req.kv_len))
-        self.tree.unlock(req.node)
+            req.node = leaf
+            req.prefix_len += len(slots)
+
+    def _release(self, req: Req, *, keep: bool) -> None:
+        """`req` gives everything back: its own slots (to the tree, if it keeps them), row, lock."""
+        assert req.row is not None and req.node is not None
+        assert req.slot_len == req.kv_len, "a request leaves between steps: all it has is computed"
+        node, known = req.node, len(req.own_slots)
+        if keep and self.use_cache:
+            tokens = req.tokens[req.prefix_len : req.kv_len]
+            known = self.tree.insert(tokens, req.own_slots, req.params.namespace, below=node)
+        self.pool.free(req.own_slots[:known])  # what was computed twice: the tree's copy stays
+        self.tree.unlock(node)
+        if not keep:
+            self.pool.free(self.tree.drop(node))
+        if self.max_cached_tokens is not None:
+            self.pool.free(self.tree.evict(self.tree.evictable_size - self.max_cached_tokens))
         self.req_to_token.free_row(req.row)
-        req.row, req.node, req.prefix_len, req.kv_len = None, None, 0, 0
+        req.row, req.node, req.own_slots, req.prefix_len, req.kv_len = None, None, [], 0, 0
         self.left.append(req)
 
     def _alloc(self, n: int) -> list[int]:
@@ -217,23 +281,22 @@ class Scheduler:
 
     # ------------------------------------------------------------------ leaving
 
-    def finish(self, req: Req) -> None:
-        """`req` leaves, whatever it was doing."""
-        if req.row is not None:
-            self._release(req)
-        for place in (self.waiting, self.prefilling, self.running):
-            if req in place:
-                place.remove(req)
+    def finish(self, req: Req, *, keep: bool = True) -> None:
+        """`req` leaves, whatever it was doing.  `keep=False`: what it computed is not to be trusted
+        and leaves the tree, as far as nobody else stands on it."""
+        if req.row is None:
+            self.waiting.remove(req)
+            return
+        self._release(req, keep=keep)
+        (self.running if req in self.running else self.prefilling).remove(req)
 
     def retract(self, req: Req) -> None:
-        """`req` makes room: its tokens stay cached while there is space, and it goes back to the
-        head of the queue, output and all."""
+        """`req` makes room: its tokens stay cached while there is space, and it goes back to its
+        place in the queue, output and all."""
+        self.finish(req)
         self.retractions += 1
-        self._release(req)
-        for place in (self.prefilling, self.running):
-            if req in place:
-                place.remove(req)
-        self.waiting.appendleft(req)
+        req.retractions += 1
+        self.submit(req)
 
     def flush(self) -> bool:
         """Forget every cached prefix; False (and nothing done) while anyone needs one."""
@@ -242,17 +305,34 @@ class Scheduler:
         self.pool.free(self.tree.reset())
         return True
 
-    def check(self) -> None:
-        """free + cached + owned by requests == all slots; tree, pool and table are consistent."""
-        self.tree.check()
-        self.pool.check()
-        self.req_to_token.check()
-        owned = sum(r.kv_len - r.prefix_len for r in self.prefilling + self.running)
-        held = self.tree.total_size + owned
-        assert self.pool.available_size + held == self.pool.num_slots, (
-            f"{self.pool.available_size} free + {self.tree.total_size} cached + {owned} owned "
-            f"is not {self.pool.num_slots}"
+    # ------------------------------------------------------------------ invariants, between steps
+
+    def check_accounts(self) -> None:
+        """free + cached + owned by requests == all slots, by what everyone has counted.
+
+        O(requests): the engine does this each time it goes idle.
+        """
+        owned = sum(len(req.own_slots) for req in self.running + self.prefilling)
+        free, cached = self.pool.available_size, self.tree.total_size
+        assert free + cached + owned == self.pool.num_slots, (
+            f"{free} free + {cached} cached + {owned} owned is not {self.pool.num_slots}"
         )
+        if self.max_cached_tokens is not None:
+            assert self.tree.evictable_size <= self.max_cached_tokens
         if self.is_idle:
             assert self.tree.protected_size == 0, "nobody runs, but part of the tree is locked"
             assert self.req_to_token.available_rows == len(self.req_to_token.table)
+
+    def check(self) -> None:
+        """`check_accounts`, and count everything again: tree, pool, table, queue, requests."""
+        self.check_accounts()
+        self.tree.check()
+        self.pool.check()
+        self.req_to_token.check()
+        self.waiting.check()
+        for req in self.running + self.prefilling:
+            assert req.row is not None and req.node is not None
+            assert req.slot_len == req.kv_len, "scheduled, but not computed"
+            lent = [slot for node in req.node.path() for slot in node.slots]
+            assert len(lent) == req.prefix_len, "the prefix ends where the locked node ends"
+            assert self.req_to_token.row(req.row, req.kv_len) == lent + req.own_slots

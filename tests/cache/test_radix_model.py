@@ -63,7 +63,7 @@ class RadixAgainstDict(RuleBasedStateMachine):
     @rule(tokens=sequences, namespace=namespaces)
     def look(self, tokens: tuple[int, ...], namespace: str | None) -> None:
         expected = len(self.cached_prefixes(tokens, namespace))
-        assert self.cache.prefix_len(tokens, namespace) == expected
+        assert self.cache.peek(tokens, namespace).num_tokens == expected
 
     @rule(tokens=sequences, namespace=namespaces)
     def match(self, tokens: tuple[int, ...], namespace: str | None) -> None:

@@ -1,0 +1,192 @@
+"""The slow, obvious model of an engine: what each slot holds is written down as a prefix.
+
+`PrefixModel` runs a real `Scheduler` and stands in for the language model.  The "keys and values" of
+a token are the namespace and all tokens up to it, which is what real ones depend on.  So after a
+step it can be asked of every position that the step read: was this the K/V of that very prefix?
+
+The next token is a pure function of the tokens so far, so every request has one right answer,
+which `answer_alone` works out with no scheduler at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from minisgl import SamplingParams
+from minisgl.cache.kv_pool import KVPool
+from minisgl.cache.req_to_token import ReqToToken
+from minisgl.detokenizer import Detokenizer
+from minisgl.engine.req import Req
+from minisgl.engine.scheduler import Scheduler, Step
+
+Prefix = tuple[str | None, tuple[int, ...]]
+
+STOP = 7  # ends an answer
+LETTERS = 3  # so that answers and prompts collide all the time
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """A letter, and now and then STOP."""
+    mixed = hash(tuple(tokens)) % 1_000_003  # of integers: the same in every process
+    return STOP if mixed % 11 == 0 else mixed % LETTERS
+
+
+def answer_alone(prompt: Sequence[int], max_tokens: int, slots: int) -> list[int]:
+    """The answer of an engine that has all `slots` for one request, which stops where it must."""
+    output: list[int] = []
+    while len(output) < max_tokens and len(prompt) + len(output) <= slots:
+        output.append(next_token([*prompt, *output]))
+        if output[-1] == STOP:
+            break
+    return output
+
+
+def make_req(prompt: Sequence[int], max_tokens: int = 1, namespace: str | None = None) -> Req:
+    """A request as the door would make it, with nothing to detokenize."""
+    return Req(
+        prompt_ids=list(prompt),
+        params=SamplingParams(namespace=namespace),
+        max_tokens=max_tokens,
+        stop_ids=frozenset([STOP]),
+        seed=0,
+        detokenizer=cast(Detokenizer, None),
+    )
+
+
+@dataclass
+class Tally:
+    """Tokens, over all steps."""
+
+    prefilled: int = 0  # computed as part of a chunk
+    steps: int = 0
+
+
+class PrefixModel:
+    """A scheduler, the slots' contents, and who has ended how."""
+
+    def __init__(self, slots: int, *, rows: int = 8, context: int = 256, **settings: Any) -> None:
+        pool = KVPool(slots, 1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device="cpu")
+        self.scheduler = Scheduler(pool, ReqToToken(rows, context, "cpu"), **settings)
+        self.content: dict[int, Prefix] = {}
+        self.ended: dict[Req, str] = {}
+        self.tally = Tally()
+
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int = 1, namespace: str | None = None
+    ) -> Req:
+        req = make_req(prompt, max_tokens, namespace)
+        self.scheduler.submit(req)
+        return req
+
+    def live(self) -> list[Req]:
+        s = self.scheduler
+        return [*s.waiting, *s.prefilling, *s.running]
+
+    def end(self, req: Req, how: str) -> None:
+        assert req not in self.ended, "a request ends once"
+        self.scheduler.finish(req, keep=how != "fail")
+        self.ended[req] = how
+
+    def step(self) -> Step:
+        """Schedule, compute, sample, and check everything there is to check."""
+        s = self.scheduler
+        waiting = {req: req.overtakes for req in s.waiting}
+        step = s.next_step()
+        self._check_budget(step)
+        self._check_overtakes(waiting)
+        for req in s.stuck:
+            self.end(req, "length")
+        self._compute(step)
+        s.after_step(step)
+        for req in step.decodes + [e.req for e in step.extends if e.is_last]:
+            self._sample(req)
+        s.check()
+        return step
+
+    def run(self, most_steps: int = 10_000) -> None:
+        """Until nobody is left."""
+        for _ in range(most_steps):
+            if self.scheduler.is_idle:
+                return
+            self.step()
+        raise AssertionError(
+            f"{len(self.live())} requests are still there after {most_steps} steps"
+        )
+
+    # ------------------------------------------------------------------ one step's parts
+
+    def _compute(self, step: Step) -> None:
+        """What one layer does: write the K/V of all tokens of the step, then let all attend."""
+        s = self.scheduler
+        spans = [(req, req.kv_len, req.kv_len + 1) for req in step.decodes]
+        spans += [(e.req, e.start, e.stop) for e in step.extends]
+        written: set[int] = set()
+        rows = []
+        for req, start, stop in spans:
+            assert req.row is not None
+            slots = s.req_to_token.row(req.row, stop)
+            rows.append((req, stop, slots))
+            for position in range(start, stop):
+                assert slots[position] not in written, "two tokens of a step in one slot"
+                written.add(slots[position])
+                self.content[slots[position]] = prefix(req, position)
+        for req, stop, slots in rows:
+            for position in range(stop):
+                assert self.content[slots[position]] == prefix(req, position), (
+                    f"request {req.id} reads another's K/V at position {position}"
+                )
+        self._check_computed_once(step)
+        self.tally.prefilled += sum(e.stop - e.start for e in step.extends)
+        self.tally.steps += 1 if step else 0
+
+    def _sample(self, req: Req) -> None:
+        if req.max_tokens:
+            req.output_ids.append(next_token(req.tokens))
+        if req.output_ids[-1:] == [STOP]:
+            self.end(req, "stop")
+        elif len(req.output_ids) == req.max_tokens:
+            self.end(req, "length")
+
+    def _check_computed_once(self, step: Step) -> None:
+        """Of a prompt's tokens only the last may be computed although the tree holds it."""
+        if not self.scheduler.use_cache:
+            return
+        in_tree = {}
+        for node in self.scheduler.tree.nodes():
+            path = tuple(token for step in node.path() for token in step.key)
+            first = len(path) - len(node.key) + 1
+            for n, slot in enumerate(node.slots, start=first):
+                in_tree[node.namespace, path[:n]] = slot
+        for e in step.extends:
+            assert e.req.row is not None
+            slots = self.scheduler.req_to_token.row(e.req.row, e.stop)
+            for position in range(e.start, min(e.stop, len(e.req.key) - 1)):
+                assert in_tree[prefix(e.req, position)] == slots[position], (
+                    "a token was computed that the tree holds, or was not shared at once"
+                )
+
+    def _check_budget(self, step: Step) -> None:
+        tokens = len(step.decodes) + sum(e.stop - e.start for e in step.extends)
+        assert tokens <= max(self.scheduler.prefill_budget, len(step.decodes) + 1)
+
+    def _check_overtakes(self, before: dict[Req, int]) -> None:
+        """Count again who was passed over."""
+        after = set(self.scheduler.waiting)
+        admitted = [req for req in before if req not in after]
+        for req in after & set(before):
+            passed = sum(other.id > req.id for other in admitted)
+            assert req.overtakes == before[req] + passed
+
+
+def prefix(req: Req, position: int) -> Prefix:
+    """What the K/V of a position depends on."""
+    return req.params.namespace, tuple(req.tokens[: position + 1])
+
+
+def distinct_prefixes(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens on the edges of the radix tree of `prompts`: the least that can be computed."""
+    return len({tuple(p[:n]) for p in prompts for n in range(1, len(p) + 1)})
