@@ -15,6 +15,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from minisgl.kernels import (
     activation,
+    adjust_logits,
+    cascade_attention,
     decode_attention,
     embedding,
     extend_attention,
@@ -24,6 +26,7 @@ from minisgl.kernels import (
     rms_norm,
     rotary,
     sample,
+    top_tokens,
 )
 from scripts.kernel_inputs import Blocks, Case, Maker, Model, Tensors
 
@@ -310,6 +313,75 @@ def decode_case(
     )
 
 
+def cascade_case(
+    make: Maker,
+    model: Model,
+    name: str,
+    *,
+    prefix: int,
+    branch: int,
+    tail: int,
+    groups: list[int],
+    pool_slots: int = 0,
+    columns: int = 0,
+) -> Case:
+    """Decode of a tree: `prefix` tokens of all, `branch` of each group, `tail` of each request.
+
+    `groups`: how many requests each branch has.  The reference is plain decode.
+    """
+    H, KV, D, B = model.heads, model.kv_heads, model.head_dim, sum(groups)
+    lengths = [prefix + branch + tail] * B
+    q = make.normal(B, H + 2 * KV, D)[:, :H]
+    pool = make.normal(pool_slots or sum(lengths) + 16, 2, KV, D)
+    table, rows = _request_table(make, lengths, pool, columns)
+    firsts = [sum(groups[:i]) for i in range(len(groups))]  # of each group, in the batch
+    for first, size in zip(firsts, groups, strict=True):
+        table[B - first - size + 1 : B - first + 1, :prefix] = table[B, :prefix]
+        own = table[B - first, prefix : prefix + branch].clone()
+        table[B - first - size + 1 : B - first + 1, prefix : prefix + branch] = own
+    runs = [B, *(B - first for first in firsts)]
+    segments = cascade_attention.Segments(
+        rows=make.constant(runs, torch.int32),
+        starts=make.constant([0] + [prefix] * len(groups), torch.int32),
+        stops=make.constant([prefix] + [prefix + branch] * len(groups), torch.int32),
+        members=make.constant([*range(B), *range(B)], torch.int32),
+        cu_members=make.constant([0, B, *(B + f for f in firsts[1:]), 2 * B], torch.int32),
+        depths=make.constant([0] + [1] * len(groups), torch.int32),
+        tails=make.constant([prefix + branch] * B, torch.int32),
+        num_depths=2,
+        max_members=B,
+    )
+    seq_lens = make.constant(lengths, torch.int32)
+    scale = D**-0.5
+
+    def run(blocks: Blocks | None = None) -> torch.Tensor:
+        return cascade_attention.cascade_attention(
+            q, pool, table, rows, seq_lens, segments, scale, blocks=blocks
+        )
+
+    def reference() -> Tensors:
+        used = table.long().unique()
+        place = torch.zeros(len(pool), dtype=torch.int32, device=make.device)
+        place[used] = torch.arange(used.numel(), dtype=torch.int32, device=make.device)
+        return (
+            decode_attention.decode_attention_ref(
+                q.float(), pool[used].float(), place[table.long()], rows, seq_lens, scale
+            ),
+        )
+
+    different = prefix + len(groups) * branch + B * tail
+    return Case(
+        "cascade_attention",
+        f"cascade_attention {name}",
+        run=run,
+        result=lambda: (run(),),
+        reference=reference,
+        bytes=2 * different * KV * D * q.element_size(),
+        flops=4 * sum(lengths) * H * D,
+        with_blocks=lambda blocks: lambda: run(blocks),
+    )
+
+
 def sample_case(
     make: Maker, name: str, batch: int, vocab: int, *, filters: bool, spread: float = 1.0
 ) -> Case:
@@ -336,14 +408,52 @@ def sample_case(
     )
 
 
-def logprob_case(make: Maker, batch: int, vocab: int, *, spread: float = 1.0) -> Case:
-    """logits [B, V], ids [B] -> log-probabilities [B]."""
-    logits, ids = make.normal(batch, vocab) * spread, make.integers(vocab, batch)
+def logprob_case(
+    make: Maker, batch: int, vocab: int, *, tokens: int = 1, spread: float = 1.0
+) -> Case:
+    """logits [B, V], ids [B, N] -> log-probabilities [B, N]."""
+    logits, ids = make.normal(batch, vocab) * spread, make.integers(vocab, batch, tokens)
     return Case(
         "logprob",
-        f"logprob B={batch}",
+        f"logprob B={batch} N={tokens}",
         run=lambda: logprob.logprob(logits, ids),
         result=lambda: (logprob.logprob(logits, ids),),
         reference=lambda: (logprob.logprob_ref(logits.float(), ids),),
         bytes=_size(logits),
+    )
+
+
+def top_tokens_case(make: Maker, batch: int, vocab: int, k: int = 20) -> Case:
+    """logits [B, V] -> the ids [B, k] of the largest."""
+    logits = make.normal(batch, vocab)
+    return Case(
+        "top_tokens",
+        f"top_tokens B={batch} k={k}",
+        run=lambda: top_tokens.top_tokens(logits, k),
+        result=lambda: (top_tokens.top_tokens(logits, k),),
+        reference=lambda: (top_tokens.top_tokens_ref(logits.float(), k),),
+        bytes=_size(logits),
+        exact=True,
+    )
+
+
+def adjust_logits_case(make: Maker, batch: int, vocab: int, entries: int) -> Case:
+    """`entries` tokens of each row of logits [B, V] (fp32, as the engine has them), in place."""
+    logits = make.normal(batch, vocab, dtype=torch.float32)
+    rows = make.constant([b for b in range(batch) for _ in range(entries)], torch.int64)
+    ids = torch.cat([make.slots(vocab, entries).long() for _ in range(batch)])
+    changes = make.uniform(3, batch * entries) + 0.5
+
+    def changed(apply: Callable[..., None]) -> Tensors:
+        copy = logits.clone()
+        apply(copy, rows, ids, changes)
+        return (copy,)
+
+    return Case(
+        "adjust_logits",
+        f"adjust_logits B={batch} N={entries}",
+        run=lambda: adjust_logits.adjust_logits(logits, rows, ids, changes),
+        result=lambda: changed(adjust_logits.adjust_logits),
+        reference=lambda: changed(adjust_logits.adjust_logits_ref),
+        bytes=_size(rows, ids, changes) + 2 * rows.numel() * logits.element_size(),
     )

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from scripts.kernel_cases import (
     add_rms_norm_case,
+    adjust_logits_case,
+    cascade_case,
     decode_case,
     embedding_case,
     extend_case,
@@ -19,6 +21,7 @@ from scripts.kernel_cases import (
     rotary_case,
     sample_case,
     silu_and_mul_case,
+    top_tokens_case,
 )
 from scripts.kernel_inputs import MODELS, TINY, Case, Maker, Model
 
@@ -51,9 +54,15 @@ def model_cases(
     lengths = [0, *(prompt * 2 + 7 * i for i in range(1, batch))]
     yield decode_case(make, model, "plain", lengths)
     yield decode_case(make, model, "window", lengths, window=max(2, prompt // 2))
+    tree = {"prefix": 2 * prompt + 3, "branch": prompt // 2 + 1, "tail": 7}
+    yield cascade_case(make, model, "many rows", **tree, groups=[batch - 1, 1])
+    yield cascade_case(make, model, "few rows", **tree, groups=[1, 1])
     yield sample_case(make, "temperature", batch, model.vocab, filters=False)
     yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
     yield logprob_case(make, batch, model.vocab)
+    yield logprob_case(make, batch, model.vocab, tokens=21)
+    yield top_tokens_case(make, batch, model.vocab)
+    yield adjust_logits_case(make, batch, model.vocab, prompt // 2)
 
 
 def edge_cases(
@@ -86,10 +95,16 @@ def edge_cases(
     yield extend_case(make, wide, "pool past 2**31 elements", extend, prefix, pool_slots=slots)
     yield extend_case(make, small, "many tokens", [1, tokens // 8, 0, 3], [5, 0, 7, 0])
     yield decode_case(make, small, "only padding rows", [0, 0])
+    tree = {"prefix": slots // 16, "branch": slots // 64, "tail": slots // 64}
+    far = "pool past 2**31 elements"
+    yield cascade_case(make, wide, far, **tree, groups=[3, 2], pool_slots=slots)
     yield sample_case(make, "large vocabulary", 64, vocab, filters=True)
     yield sample_case(make, "logits of 1e4", 64, vocab, filters=False, spread=1e4)
     yield logprob_case(make, 64, vocab, spread=1e4)
-    yield logprob_case(make, logits // vocab, vocab)
+    yield logprob_case(make, logits // vocab, vocab, tokens=5)
+    yield top_tokens_case(make, 64, vocab)
+    yield top_tokens_case(make, logits // vocab, vocab, k=1)
+    yield adjust_logits_case(make, 64, vocab, vocab // 64)
 
 
 def speed_cases(
@@ -111,6 +126,13 @@ def speed_cases(
     yield extend_case(make, model, "prefix", [tokens // 8] * 2, [tokens // 2] * 2)
     yield decode_case(make, model, f"B={batch} L={length}", [length] * batch)
     yield decode_case(make, model, f"B=1 L={8 * length}", [8 * length])
+    tree = {"prefix": length // 2, "branch": length // 4, "tail": length // 16}
+    yield cascade_case(make, model, f"B={batch}", **tree, groups=[batch // 4] * 4)
+    yield cascade_case(
+        make, model, f"B={2 * batch}, one level", prefix=2 * length, branch=1, tail=length // 16,
+        groups=[2 * batch],
+    )  # fmt: skip
     yield sample_case(make, "temperature", batch, model.vocab, filters=False)
     yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
     yield logprob_case(make, batch, model.vocab)
+    yield top_tokens_case(make, batch, model.vocab)

@@ -32,6 +32,8 @@ from scripts.compile_driver import (
 )
 from scripts.kernel_cases import (
     add_rms_norm_case,
+    adjust_logits_case,
+    cascade_case,
     decode_case,
     embedding_case,
     extend_case,
@@ -42,6 +44,7 @@ from scripts.kernel_cases import (
     rotary_case,
     sample_case,
     silu_and_mul_case,
+    top_tokens_case,
 )
 from scripts.kernel_inputs import MODELS, Case, Maker
 from scripts.kernel_lists import model_cases
@@ -114,8 +117,20 @@ def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
                 extend_case(maker, model, f"{n} over {7 * n}", [n] * 3, [7 * n] * 3),
                 decode_case(maker, model, f"B={n}", [1000 + n] * n, columns=4096),
                 decode_case(maker, model, f"B={n}, long", [3000 + n] * n, columns=4096),
+                cascade_case(
+                    maker,
+                    model,
+                    f"B={n}",
+                    prefix=min(100 * n, 3000),
+                    branch=n,
+                    tail=9,
+                    groups=[n],
+                    columns=4096,
+                ),
                 sample_case(maker, f"B={n}", n, model.vocab, filters=True),
                 logprob_case(maker, n, model.vocab),
+                top_tokens_case(maker, n, model.vocab, k=min(n, 20)),
+                adjust_logits_case(maker, n, model.vocab, 10 * n),
             ]
             for case in cases:
                 launches_of(case, launches)

@@ -43,6 +43,19 @@ _DECODE = {
     (90, 2, 256): (32, 4, 3),
     (0, 2, 64): (16, 1, 1),
 }
+# Cascade with more query rows than the 16 of a decode tile -> query rows, keys, warps, stages
+_CASCADE = {
+    (80, 2, 64): (64, 64, 4, 3),
+    (80, 2, 128): (64, 64, 4, 2),
+    (80, 2, 256): (64, 32, 8, 2),
+    (86, 2, 64): (64, 64, 4, 3),
+    (86, 2, 128): (64, 32, 4, 3),
+    (86, 2, 256): (32, 32, 4, 2),
+    (90, 2, 64): (64, 128, 4, 3),
+    (90, 2, 128): (64, 64, 4, 3),
+    (90, 2, 256): (64, 32, 8, 2),
+    (0, 2, 64): (32, 16, 1, 1),
+}
 # fp32 has no tensor cores here (every product is exact IEEE), so small tiles that fit anywhere.
 _EXTEND_FP32 = {64: (32, 16, 4, 2), 128: (16, 16, 4, 2), 256: (16, 16, 4, 2)}
 _DECODE_FP32 = {64: (32, 4, 2), 128: (16, 4, 2), 256: (16, 4, 2)}
@@ -81,6 +94,15 @@ def generation() -> int:
     return 90 if 90 <= arch < 120 else 86
 
 
+def wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """Of the dtypes of q and of the pool, the one whose tiles take more shared memory.
+
+    >>> wider(torch.float32, torch.bfloat16)
+    torch.float32
+    """
+    return a if a.itemsize >= b.itemsize else b
+
+
 def _head_class(head_dim: int) -> int:
     for size in (64, 128, 256):
         if head_dim <= size:
@@ -114,6 +136,23 @@ def decode_blocks(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
     else:
         row = _DECODE[arch, 2, size]
     return {"BLOCK_N": row[0], **_launch(row[1], row[2])}
+
+
+def cascade_blocks(dtype: torch.dtype, head_dim: int, rows: int) -> dict[str, int]:
+    """BLOCK_M and BLOCK_N of cascade_attention for `rows` stacked query rows, and the launch.
+
+    Up to 16 rows are bound by reading the keys, as decode is, and take decode's tile.
+    """
+    if rows <= 16:
+        return {"BLOCK_M": 16, **decode_blocks(dtype, head_dim)}
+    size, arch = _head_class(head_dim), generation()
+    if arch == 0:
+        row = _CASCADE[0, 2, 64]
+    elif dtype == torch.float32:
+        row = _EXTEND_FP32[size]
+    else:
+        row = _CASCADE[arch, 2, size]
+    return {"BLOCK_M": row[0], "BLOCK_N": row[1], **_launch(row[2], row[3])}
 
 
 def linear_blocks(dtype: torch.dtype) -> dict[str, int]:

@@ -20,7 +20,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.block_sizes import extend_blocks
+from minisgl.kernels.block_sizes import extend_blocks, wider
 from minisgl.kernels.dispatch import tl, triton, use_triton
 from minisgl.kernels.online_softmax import fold_keys
 
@@ -50,11 +50,11 @@ def extend_attention_ref(
         # Keys that not even the first new token's window reaches are not gathered.
         hidden = max(0, prefix - (window - 1)) if window else 0
         seen = prefix - hidden
-        keys = kv[start:end]  # [L, 2, KV, D], L = seen + n
+        keys = kv[start:end].to(pool.dtype)  # [L, 2, KV, D], L = seen + n
         if seen:
             slots = req_to_token[row, hidden:prefix].long()
             keys = torch.cat([pool.index_select(0, slots), keys])
-        k, v = keys.permute(1, 2, 0, 3).unsqueeze(2)  # each [KV, 1, L, D]
+        k, v = keys.to(q.dtype).permute(1, 2, 0, 3).unsqueeze(2)  # each [KV, 1, L, D]
         queries = q[start:end].view(n, KV, G, D)
         if n == 1:  # one query sees every key: the group's heads are the rows of one matmul
             o = F.scaled_dot_product_attention(queries.view(KV, 1, G, D), k, v, scale=scale)
@@ -101,6 +101,7 @@ def _attend(
     MASKED: tl.constexpr,  # False: whole blocks, each key visible to each query
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
+    KEPT: tl.constexpr,  # the pool's dtype
 ):
     d = tl.arange(0, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
@@ -114,6 +115,8 @@ def _attend(
         v_mask = inside[:, None] & (d < D)[None, :]
         k = tl.load(k_ptr + place[None, :] * stride_kt + d[:, None], mask=k_mask, other=0.0)
         v = tl.load(v_ptr + place[:, None] * stride_kt + d[None, :], mask=v_mask, other=0.0)
+        # A new key counts as what the pool will hold of it: the same whoever computes it.
+        k, v = k.to(KEPT).to(q.dtype), v.to(KEPT).to(q.dtype)
         s = tl.dot(q, k, input_precision="ieee") * qk_scale
         if MASKED:
             visible = inside[None, :]
@@ -181,6 +184,7 @@ def _extend_attention_kernel(
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     q_pos = prefix + i
+    kept: tl.constexpr = pool_ptr.dtype.element_ty
 
     # Stage 1: the cached prefix, by slot.  Every query sees all of it, or the end of it.
     k_at = pool_ptr + head * stride_ph
@@ -191,11 +195,11 @@ def _extend_attention_kernel(
         begin = prefix // BLOCK_N * BLOCK_N
         m, l, acc = _attend(
             q, q_pos, m, l, acc, k_at, k_at + stride_pp, stride_pt, table_ptr, 0, begin, 0,
-            qk_scale, D, BLOCK_D, BLOCK_N, True, False, CAUSAL, WINDOW,
+            qk_scale, D, BLOCK_D, BLOCK_N, True, False, CAUSAL, WINDOW, kept,
         )  # fmt: skip
     m, l, acc = _attend(
         q, q_pos, m, l, acc, k_at, k_at + stride_pp, stride_pt, table_ptr, begin, prefix, 0,
-        qk_scale, D, BLOCK_D, BLOCK_N, True, True, CAUSAL, WINDOW,
+        qk_scale, D, BLOCK_D, BLOCK_N, True, True, CAUSAL, WINDOW, kept,
     )  # fmt: skip
 
     # Stage 2: the new tokens.  Whole blocks below the diagonal first, then the diagonal's.
@@ -213,11 +217,11 @@ def _extend_attention_kernel(
             begin = n // BLOCK_N * BLOCK_N
         m, l, acc = _attend(
             q, q_pos, m, l, acc, k_at, k_at + stride_kp, stride_kt, table_ptr, 0, begin, prefix,
-            qk_scale, D, BLOCK_D, BLOCK_N, False, False, CAUSAL, WINDOW,
+            qk_scale, D, BLOCK_D, BLOCK_N, False, False, CAUSAL, WINDOW, kept,
         )  # fmt: skip
     m, l, acc = _attend(
         q, q_pos, m, l, acc, k_at, k_at + stride_kp, stride_kt, table_ptr, begin, end, prefix,
-        qk_scale, D, BLOCK_D, BLOCK_N, False, True, CAUSAL, WINDOW,
+        qk_scale, D, BLOCK_D, BLOCK_N, False, True, CAUSAL, WINDOW, kept,
     )  # fmt: skip
 
     # Every query sees at least itself; only the rows past the end of the tile may have l = 0.
@@ -242,11 +246,13 @@ def extend_attention(
 ) -> torch.Tensor:
     """Attention of each request's new tokens over its cached prefix and over themselves.
 
-    q [T, H, D], kv [T, 2, KV, D] and pool [S, 2, KV, D] in one dtype, any strides but a unit last
-    one (q and kv are views of the fused projection); req_to_token [R, C] int32; rows, prefix_lens
-    [B] and cu_seqlens [B+1] integers, cu_seqlens[B] == T; max_extend_len >= the most new tokens of
-    any request.  window > 0: each query sees only the last `window` keys, itself included.
-    Returns a new contiguous [T, H, D].
+    q [T, H, D], kv [T, 2, KV, D] and pool [S, 2, KV, D], any strides but a unit last one (q and kv
+    are views of the fused projection); req_to_token [R, C] int32; rows, prefix_lens [B] and
+    cu_seqlens [B+1] integers, cu_seqlens[B] == T; max_extend_len >= the most new tokens of any
+    request.  window > 0: each query sees only the last `window` keys, itself included.
+    The pool may have another dtype than q and kv: the products are q's, and the new keys and values
+    are first rounded to the pool's, so that a prompt has one answer, cached or not, whole or in
+    chunks.  Returns a new contiguous [T, H, D] of q's dtype.
     """
     T, H, D = q.shape
     KV = kv.shape[2]
@@ -267,7 +273,7 @@ def extend_attention(
     B = rows.shape[0]
     if T == 0 or B == 0:
         return out
-    blocks = blocks or extend_blocks(q.dtype, D)
+    blocks = blocks or extend_blocks(wider(q.dtype, pool.dtype), D)
     # The tiles are many, so they lie on x: y and z stop at 65,535.
     _extend_attention_kernel[(triton.cdiv(max_extend_len, blocks["BLOCK_M"]), H, B)](
         q,

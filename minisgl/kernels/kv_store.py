@@ -15,7 +15,7 @@ from minisgl.kernels.dispatch import tl, triton, use_triton
 
 
 def kv_store_ref(kv: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
-    pool.index_copy_(0, slots.long(), kv)
+    pool.index_copy_(0, slots.long(), kv.to(pool.dtype))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -46,24 +46,24 @@ def _kv_store_kernel(
     d = tl.arange(0, BLOCK_D)[None, :]
     mask = (t < T)[:, None] & (d < D)
     kv = tl.load(kv_ptr + source[:, None] + d, mask=mask, other=0.0)
-    tl.store(pool_ptr + target[:, None] + d, kv, mask=mask)
+    tl.store(pool_ptr + target[:, None] + d, kv.to(pool_ptr.dtype.element_ty), mask=mask)
 
 
 def kv_store(kv: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
     """pool[slots] = kv.  kv [T, 2, KV, D], pool [S, 2, KV, D], slots [T] int32 or int64.
 
-    kv and pool may have any strides but a unit last one.  Slots lie in [0, S); they are not
+    kv and pool may have any strides but a unit last one, and each its own dtype: what is stored is
+    kv rounded to the pool's (float16 ends at 65,504).  Slots lie in [0, S); they are not
     checked on a GPU.  Where a slot is given twice (the padding slot of a captured graph), one of
     its writers wins.
     """
     if not use_triton(kv):
         return kv_store_ref(kv, pool, slots)
     T, _, KV, D = kv.shape
-    if kv.shape[1:] != pool.shape[1:] or slots.shape != (T,) or kv.dtype != pool.dtype:
+    if kv.shape[1:] != pool.shape[1:] or slots.shape != (T,):
         raise ValueError(
-            f"kv_store needs kv [T, 2, KV, D], pool [S, 2, KV, D] of one dtype and slots [T]; got "
-            f"kv {tuple(kv.shape)} {kv.dtype}, pool {tuple(pool.shape)} {pool.dtype}, "
-            f"slots {tuple(slots.shape)}"
+            f"kv_store needs kv [T, 2, KV, D], pool [S, 2, KV, D] and slots [T]; got "
+            f"{tuple(kv.shape)}, {tuple(pool.shape)}, {tuple(slots.shape)}"
         )
     if kv.stride(3) != 1 or pool.stride(3) != 1:
         raise ValueError(f"kv_store needs unit last strides; got {kv.stride()}, {pool.stride()}")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from minisgl.kernels.decode_attention import decode_attention, merge_partials, split_size
+from minisgl.kernels.decode_attention import decode_attention, split_size
 from minisgl.kernels.dispatch import use_triton
 from tests.kernels.common import (
     DEVICE,
@@ -31,17 +31,19 @@ def make(
     KV: int = 1,
     D: int = 16,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
     """Random slots in a random order; every slot that no request owns holds NaN."""
+    kv_dtype = kv_dtype or dtype
     B, S = len(seq_lens), sum(seq_lens) + 5
     slots = torch.randperm(S, generator=torch.Generator().manual_seed(S)).tolist()
     table = torch.full((B + 2, max(seq_lens) + 3), 2**30, dtype=torch.int32)
-    pool = torch.full((S, 2, KV, D), torch.nan, dtype=dtype, device=DEVICE)
+    pool = torch.full((S, 2, KV, D), torch.nan, dtype=kv_dtype, device=DEVICE)
     rows = list(range(B, 0, -1))
     for row, length in zip(rows, seq_lens, strict=True):
         own = [slots.pop() for _ in range(length)]
         table[row, :length] = torch.tensor(own, dtype=torch.int32)
-        pool[own] = randn(length, 2, KV, D, dtype=dtype, seed=row)
+        pool[own] = randn(length, 2, KV, D, dtype=kv_dtype, seed=row)
     q = randn(B, H + 2 * KV, D, dtype=dtype)[:, :H]
     return Case(q, pool, table.to(DEVICE), tensor(rows), tensor(seq_lens, torch.int32))
 
@@ -164,6 +166,16 @@ def test_layout_does_not_matter() -> None:
     assert torch.equal(run(case._replace(q=wide, pool=pools[:, 1])), run(case))
 
 
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_pool_may_have_another_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Computed with in q's dtype: float32 queries lose nothing over a bfloat16 pool."""
+    case = make([5, 18], H=4, KV=2, dtype=dtype, kv_dtype=kv_dtype)
+    out = run(case)
+    assert out.dtype == dtype
+    assert_near(out, exact(case))
+
+
 def test_large_scores_do_not_overflow() -> None:
     case = make([40], H=1)
     case.q.mul_(1e4)
@@ -190,36 +202,3 @@ def test_no_rows() -> None:
 def test_heads_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of KV"):
         run(make([3], H=3, KV=2))
-
-
-def scores_and_values(P: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """P sets of 5 keys: their scores [2, 3, P, 5] (base 2), values, and the attention over each."""
-    s, v = randn(2, 3, P, 5) * 4, randn(2, 3, P, 5, 16, seed=1)
-    o = torch.softmax(s * 0.6931471805599453, dim=-1).unsqueeze(-2) @ v
-    return s, v, o.squeeze(-2)
-
-
-@pytest.mark.parametrize("P", [1, 2, 5])
-def test_merging_parts_is_attending_to_their_union(P: int) -> None:
-    s, v, o = scores_and_values(P)
-    lse = torch.logsumexp(s * 0.6931471805599453, dim=-1) / 0.6931471805599453
-    out, total = merge_partials(o, lse)
-    p = torch.softmax(s.double().flatten(2) * 0.6931471805599453, dim=-1)
-    assert_near(out, (p.unsqueeze(-2) @ v.double().flatten(2, 3)).squeeze(-2))
-    assert_near(total, torch.log2(torch.exp2(s.double()).flatten(2).sum(dim=-1)))
-
-
-def test_merging_empty_parts() -> None:
-    """An empty part weighs nothing, whatever its output holds; all empty is (0, -inf)."""
-    o, lse = randn(1, 2, 2, 16), tensor([[[float("-inf"), 3.0], [float("-inf")] * 2]])
-    o[:, :, 0] = torch.nan
-    out, total = merge_partials(o, lse)
-    assert torch.equal(out[0, 0], o[0, 0, 1])
-    assert total[0, 0] == 3.0
-    assert not out[0, 1].any()
-    assert total[0, 1] == float("-inf")
-
-
-def test_merging_parts_that_do_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(1, 2, 3\)"):
-        merge_partials(randn(1, 2, 2, 16), randn(1, 2, 3))

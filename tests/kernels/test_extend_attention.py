@@ -45,17 +45,19 @@ def make(
     KV: int = 1,
     D: int = 16,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
     """Random slots in a random order; every slot that no request owns holds NaN."""
+    kv_dtype = kv_dtype or dtype
     B, S, C = len(prefixes), sum(prefixes) + 5, max(prefixes) + 3
     slots = torch.randperm(S, generator=torch.Generator().manual_seed(S)).tolist()
     table = torch.full((B + 2, C), 2**30, dtype=torch.int32)  # an absurd slot, never to be read
-    pool = torch.full((S, 2, KV, D), torch.nan, dtype=dtype, device=DEVICE)
+    pool = torch.full((S, 2, KV, D), torch.nan, dtype=kv_dtype, device=DEVICE)
     rows = list(range(B, 0, -1))  # not the order of the batch
     for row, prefix in zip(rows, prefixes, strict=True):
         own = [slots.pop() for _ in range(prefix)]
         table[row, :prefix] = torch.tensor(own, dtype=torch.int32)
-        pool[own] = randn(prefix, 2, KV, D, dtype=dtype, seed=row)
+        pool[own] = randn(prefix, 2, KV, D, dtype=kv_dtype, seed=row)
     bounds = [sum(extends[:b]) for b in range(B + 1)]
     qkv = randn(bounds[-1], H + 2 * KV, D, dtype=dtype)
     return Case(
@@ -80,7 +82,8 @@ def exact(case: Case, causal: bool = True, window: int = 0) -> torch.Tensor:
         prefix = int(case.prefix_lens[b])
         start, end = case.cu_seqlens[b : b + 2].tolist()
         slots = case.table[row, :prefix].long()
-        keys = torch.cat([case.pool[slots], case.kv[start:end]]).double()  # [L, 2, KV, D]
+        new = case.kv[start:end].to(case.pool.dtype)
+        keys = torch.cat([case.pool[slots], new]).double()  # [L, 2, KV, D]
         for i in range(end - start):
             last = prefix + i + 1 if causal else len(keys)
             first = max(0, last - window) if window else 0
@@ -156,15 +159,26 @@ def test_a_request_does_not_depend_on_its_company() -> None:
         assert torch.equal(run(alone), together[start:end])
 
 
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_pool_may_have_another_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Computed with in q's dtype, on new keys and values as the pool will hold them."""
+    case = make([18, 0], [5, 20], H=4, KV=2, dtype=dtype, kv_dtype=kv_dtype)
+    out = run(case)
+    assert out.dtype == dtype
+    assert_near(out, exact(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("split", [1, 15, 16, 20])
-def test_where_the_prefix_ends_does_not_matter(split: int) -> None:
-    """A prompt in one piece, or its tail over the cached head of it."""
-    whole = make([0], [21], dtype=torch.float16)
+def test_where_the_prefix_ends_does_not_matter(split: int, dtype: torch.dtype) -> None:
+    """A prompt in one piece, or its tail over the cached head of it, kept in half precision."""
+    whole = make([0], [21], dtype=dtype, kv_dtype=torch.float16)
     table = torch.zeros((1, 24), dtype=torch.int32, device=DEVICE)
     table[0, :split] = torch.arange(split, device=DEVICE).flip(0)
     tail = whole._replace(
         qkv=whole.qkv[split:],
-        pool=whole.kv[:split].flip(0).contiguous(),
+        pool=whole.kv[:split].flip(0).half(),
         table=table,
         rows=tensor([0]),
         prefix_lens=tensor([split], torch.int32),

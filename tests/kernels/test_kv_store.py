@@ -25,6 +25,17 @@ def test_slots_hold_the_new_tokens_and_the_others_keep_theirs(
     assert torch.equal(pool[others], before[others])
 
 
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pool_of_another_dtype_holds_the_rounded_values(
+    dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    kv = randn(2, 2, 1, 16, dtype=dtype)
+    pool = randn(4, 2, 1, 16, dtype=kv_dtype, seed=1)
+    kv_store(kv, pool, tensor([3, 1]))
+    assert torch.equal(pool[[3, 1]], kv.to(kv_dtype))
+
+
 def test_pool_of_one_layer_among_others() -> None:
     """One layer of a pool [S, layers, 2, KV, D]: slots are not adjacent in memory."""
     pools = randn(6, 3, 2, 2, 16)

@@ -16,22 +16,26 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import (
     activation,
+    adjust_logits,
     block_sizes,
+    cascade_attention,
     decode_attention,
     embedding,
     extend_attention,
     kv_store,
     linear,
     logprob,
+    merge_partials,
     rms_norm,
     rotary,
     sample,
+    top_tokens,
 )
 
 TOKENS = 70_000
 MODULES = [
-    activation, decode_attention, embedding, extend_attention, kv_store, linear, logprob, rms_norm,
-    rotary, sample,
+    activation, adjust_logits, cascade_attention, decode_attention, embedding, extend_attention,
+    kv_store, linear, logprob, merge_partials, rms_norm, rotary, sample, top_tokens,
 ]  # fmt: skip
 
 
@@ -102,8 +106,10 @@ def test_one_prompt_of_many_tokens(plans: list[tuple[int, ...]]) -> None:
 
 
 def test_many_rows_of_logits(plans: list[tuple[int, ...]]) -> None:
-    logits, ids = wide(TOKENS, 8, dtype=torch.float32), wide(TOKENS, dtype=torch.int64)
-    logprob.logprob(logits, ids)
+    logits, ids = wide(TOKENS, 8, dtype=torch.float32), torch.zeros(TOKENS, dtype=torch.int64)
+    logprob.logprob(logits, ids.unsqueeze(1))
+    top_tokens.top_tokens(logits, 2)
+    adjust_logits.adjust_logits(logits, ids, ids, torch.zeros(3, TOKENS))
     column = torch.zeros(TOKENS)
     sample.sample(logits, column, column.int(), column, column, column)
     assert_cuda_accepts(plans)
@@ -121,6 +127,21 @@ def test_a_large_batch_of_long_contexts(plans: list[tuple[int, ...]]) -> None:
     assert merge == (B, 32)
 
 
+def test_a_large_tree(plans: list[tuple[int, ...]]) -> None:
+    """As many segments and members as will ever run together: they lie on x."""
+    B, N = 4096, TOKENS
+    one, lens = wide(N, dtype=torch.int32), wide(B, dtype=torch.int32)
+    segments = cascade_attention.Segments(
+        one, one, one, wide(2 * N, dtype=torch.int32), wide(N + 1, dtype=torch.int32), one, lens,
+        num_depths=30, max_members=B,
+    )  # fmt: skip
+    q, pool = wide(B, 32, 16, dtype=torch.float32), torch.zeros(4, 2, 8, 16)
+    table = torch.zeros(1, 2**10, dtype=torch.int32)
+    cascade_attention.cascade_attention(q, pool, table, lens, lens, segments, 0.25)
+    assert_cuda_accepts(plans)
+    assert len(plans) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("generation", [0, 80, 86, 90])
@@ -130,10 +151,14 @@ def test_every_head_dim_has_a_row(
     monkeypatch.setattr(block_sizes, "generation", lambda: generation)
     extend = block_sizes.extend_blocks(dtype, head_dim)
     decode = block_sizes.decode_blocks(dtype, head_dim)
-    for size in (extend["BLOCK_M"], extend["BLOCK_N"], decode["BLOCK_N"]):
-        assert size >= 16  # the least that tensor cores multiply
-        assert size & (size - 1) == 0
-    assert decode_attention.MIN_SPLIT % decode["BLOCK_N"] == 0
+    few, many = (block_sizes.cascade_blocks(dtype, head_dim, rows) for rows in (16, 17))
+    assert few["BLOCK_M"] == 16
+    for blocks in (extend, decode, few, many):
+        for size in (v for name, v in blocks.items() if name.startswith("BLOCK")):
+            assert size >= 16  # the least that tensor cores multiply
+            assert size & (size - 1) == 0
+    for blocks in (decode, few, many):
+        assert decode_attention.MIN_SPLIT % blocks["BLOCK_N"] == 0
     assert block_sizes.linear_blocks(dtype)["BLOCK_K"] >= 16
     assert block_sizes.linear_small_blocks(dtype)["BLOCK_K"] >= 16
 
