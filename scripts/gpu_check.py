@@ -1,13 +1,15 @@
 """One prepared run on a real GPU: are the kernels right there, and how near are they to its limits?
 
-    python -m scripts.gpu_check --out build/gpu            # all phases, about six minutes
+    python -m scripts.gpu_check --out build/gpu            # all phases, in at most nine minutes
     python -m scripts.gpu_check --phase correctness edges --model llama-3-8b
 
 Every phase stands alone, in a process of its own: what fails is recorded and the next thing runs,
 even after an illegal access, which no process survives. Each result is one JSON line in
 OUT/gpu_check.jsonl, written at once, so a run that is cut off keeps what it found. Speeds
 are ratios to what the same GPU does in the same run: bytes moved against a plain copy, linear
-layers against cuBLAS, prefill attention against torch's flash attention.
+layers against cuBLAS, prefill attention against torch's flash attention, a whole decode step
+against the time that reading the weights takes. What matters most runs first: after `--seconds`
+no phase begins any more.
 
 Exit code: 0 all right, 1 something failed, 2 no GPU.
 """
@@ -17,8 +19,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,17 +32,21 @@ from typing import Any
 import torch
 
 from scripts.compile_driver import SHARED_LIMIT
+from scripts.gpu_graphs import graphs
 from scripts.gpu_measure import Log, compare, seconds, timing
+from scripts.gpu_process import ROOT, run_within, sanitizer
 from scripts.kernel_cases import decode_case, extend_case, linear_case
 from scripts.kernel_inputs import MODELS, TINY, Case, Maker, Model
 from scripts.kernel_lists import edge_cases, model_cases, speed_cases
 
-ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def compile_all(log: Log, models: list[str], dtypes: list[str]) -> None:
-    """Compile every kernel in one process per model and type: the other phases find them cached."""
+def compile_all(log: Log, models: list[str], dtypes: list[str], limit: float = 130) -> None:
+    """Compile every kernel in one process per model and type: the other phases find them cached.
+
+    All of them together get `limit` seconds.
+    """
     major, minor = torch.cuda.get_device_capability()
     arch = str(10 * major + minor)
     if int(arch) not in SHARED_LIMIT:
@@ -53,10 +59,15 @@ def compile_all(log: Log, models: list[str], dtypes: list[str]) -> None:
         running[f"sm_{arch} {model} {dtype}"] = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+    deadline = time.perf_counter() + limit
     for name, process in running.items():
 
         def finish(process: subprocess.Popen[str] = process) -> dict[str, Any]:
-            out, err = process.communicate(timeout=140)
+            try:
+                out, err = process.communicate(timeout=max(1, deadline - time.perf_counter()))
+            except subprocess.TimeoutExpired:
+                process.kill()  # or it would take the processors from the next phases
+                raise
             rows = [json.loads(line) for line in out.splitlines()]
             broken = {row["entry"]: row["broken"] for row in rows if row["broken"]}
             return {"ok": process.returncode == 0, "kernels": len(rows), "broken": broken} | (
@@ -207,29 +218,9 @@ def block_sizes(log: Log) -> None:
 # ---- does it hold together?
 
 
-def sanitizer(log: Log) -> None:
-    """NVIDIA's compute-sanitizer over every kernel at tiny sizes, where it is installed."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
-        log.attempt("sanitizer", "compute-sanitizer", lambda: {"skipped": "not installed"})
-        return
-    for check in ("memcheck", "racecheck"):
-
-        def measure(check: str = check) -> dict[str, Any]:
-            with tempfile.TemporaryDirectory() as out:
-                command = [tool, "--tool", check, "--error-exitcode", "9", sys.executable]
-                command += ["-m", "scripts.gpu_check", "--phase", "tiny", "--out", out]
-                environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-                done = subprocess.run(
-                    command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-                )
-            return {"ok": done.returncode == 0, "tail": done.stdout[-400:]}
-
-        log.attempt("sanitizer", check, measure)
-
-
 def engine(log: Log, device: str = "cuda") -> None:
-    """A tiny model through the whole engine: the same tokens on the device as on the CPU."""
+    """A tiny model through the whole engine: on the device, with and without graphs, the tokens
+    of the CPU."""
     from scripts.make_tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory() as directory:
@@ -243,17 +234,20 @@ def _same_tokens(path: Path, device: str) -> dict[str, Any]:
 
     prompts = [[5 + i, 17, 33 + 2 * i, 40, 51] * (1 + i) for i in range(4)]
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-    answers = []
-    for where in ("cpu", device):
-        with Engine(str(path), device=where, dtype="float32", kv_tokens=2048) as runner:
-            answers.append([c.token_ids for c in runner.generate(prompts, params)])
+    answers: list[list[int]] = []
+    for where, recorded in (("cpu", True), (device, True), (device, False)):
+        with Engine(
+            str(path), device=where, dtype="float32", kv_tokens=2048, cuda_graphs=recorded
+        ) as runner:
+            answers.append([t for c in runner.generate(prompts, params) for t in c.token_ids])
             runner.check()
-    pairs = [p for a, b in zip(*answers, strict=True) for p in zip(a, b, strict=True)]
-    agree = sum(a == b for a, b in pairs) / len(pairs)
-    return {"ok": agree == 1.0, "agree": agree, "tokens": len(pairs)}
+    expected, *found = answers
+    agree = [sum(map(operator.eq, a, expected)) / len(expected) for a in found]
+    return {"ok": min(agree) == 1.0, "agree": agree, "tokens": len(expected)}
 
 
-PHASES = ("machine", "compile", "correctness", "edges", "sanitizer", "speed", "blocks", "engine")
+PHASES = ("machine", "compile", "correctness", "engine", "graphs", "edges", "speed", "blocks")
+PHASES += ("sanitizer",)
 
 
 def summary(log: Log) -> str:
@@ -272,6 +266,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16", "fp16"])
     made.add_argument("--append", action="store_true", help="keep the results that OUT holds")
     made.add_argument("--phase-timeout", type=float, default=150, help="seconds for one phase")
+    made.add_argument("--seconds", type=float, default=540, help="for all phases together")
     made.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu_check")))
     return made
 
@@ -290,24 +285,28 @@ def main(arguments: list[str] | None = None) -> int:
         log.path.write_text("")
     if len(phases) > 1:
         for phase in phases:
-            _in_a_process(log, phase, options)
-        log.read()
+            left = options.seconds - (time.perf_counter() - log.start)
+            _in_a_process(log, phase, options, min(options.phase_timeout, left))
+            log.read()
     else:
         _run(log, phases[0], options)
     print(summary(log))
     return 1 if log.failed else 0
 
 
-def _in_a_process(log: Log, phase: str, options: argparse.Namespace) -> None:
+def _in_a_process(log: Log, phase: str, options: argparse.Namespace, limit: float) -> None:
+    if limit <= 0:
+        log.attempt(phase, "process", lambda: {"skipped": "no time is left"})
+        return
     command = [sys.executable, "-m", "scripts.gpu_check", "--phase", phase]
     command += ["--model", *options.model, "--dtype", *options.dtype]
     command += ["--append", "--out", str(options.out.resolve())]
     try:
-        code = subprocess.run(command, cwd=ROOT, timeout=options.phase_timeout).returncode
+        code, _ = run_within(limit, command)
         if code not in (0, 1):
             log.attempt(phase, "process", lambda: {"ok": False, "exit_code": code})
     except subprocess.TimeoutExpired:
-        log.attempt(phase, "process", lambda: {"ok": False, "timeout_s": options.phase_timeout})
+        log.attempt(phase, "process", lambda: {"ok": False, "timeout_s": round(limit)})
 
 
 def _run(log: Log, phase: str, options: argparse.Namespace) -> None:
@@ -325,6 +324,7 @@ def _run(log: Log, phase: str, options: argparse.Namespace) -> None:
         "speed": lambda: speed(log, models, machine(log)),
         "blocks": lambda: block_sizes(log),
         "engine": lambda: engine(log),
+        "graphs": lambda: graphs(log, "cuda", models, machine(log)),
     }
     steps[phase]()
 

@@ -104,7 +104,7 @@ class CudaGraphRunner:
     def _record_all(self, capture: Capture) -> None:
         # Not a part of any graph: the next one may overwrite whatever lies in the shared memory.
         most = self.sizes[-1]
-        like = self._forward(self._inputs(most), most)
+        like = self.forward(self._inputs(most)[:, :most])
         self.logits = torch.empty_like(like, memory_format=torch.contiguous_format)  # [most, V]
         recorded = [self._record(size, capture) for size in reversed(self.sizes)]
         self.graphs = recorded[::-1]
@@ -113,7 +113,7 @@ class CudaGraphRunner:
         inputs = self._inputs(size)
 
         def step() -> None:
-            self.logits[:size].copy_(self._forward(inputs, size))
+            self.logits[:size].copy_(self.forward(inputs[:, :size]))
 
         return DecodeGraph(inputs, capture(step))
 
@@ -121,8 +121,10 @@ class CudaGraphRunner:
         # An even width: every row starts at a multiple of 16 bytes (see transfer.py).
         return torch.zeros((4, size + size % 2), dtype=torch.int64, device=self.device)
 
-    def _forward(self, inputs: torch.Tensor, size: int) -> torch.Tensor:
-        ids, positions, rows, seq_lens = inputs[:, :size]
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The step that is recorded: inputs [4, B] (ids, positions, rows, seq_lens), all on the
+        device -> logits [B, V].  A request of length 0 is padding."""
+        ids, positions, rows, seq_lens = inputs
         slots = self.table[rows, positions].to(torch.int64)
         slots.masked_fill_(seq_lens == 0, self.pool.padding_slot)
         logits: torch.Tensor = self.model(
@@ -133,8 +135,8 @@ class CudaGraphRunner:
                 logit_rows=None,
                 pool=self.pool.layers,
                 req_to_token=self.table,
-                num_decode=size,
-                num_paged=size,
+                num_decode=len(ids),
+                num_paged=len(ids),
                 decode_rows=rows,
                 decode_seq_lens=seq_lens,
             )

@@ -184,7 +184,7 @@ def test_one_graph_serves_every_length(engine: Engine) -> None:
         inputs = torch.tensor([[100, 101, 102], [length, other, 3], [0, 1, 2], [0, 0, 0]])
         inputs[3] = inputs[1] + 1
         with torch.inference_mode():
-            expected = graphs._forward(inputs, 3)
+            expected = graphs.forward(inputs)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 

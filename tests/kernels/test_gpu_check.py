@@ -2,12 +2,16 @@
 
 import json
 import os
+import subprocess
+import time
+from dataclasses import replace
 
 import pytest
 import torch
 
-from scripts import gpu_check
+from scripts import gpu_check, gpu_graphs
 from scripts.gpu_measure import GOALS, Log, compare
+from scripts.gpu_process import run_within
 from scripts.kernel_inputs import TINY, Case, Maker
 from scripts.kernel_lists import edge_cases, model_cases, speed_cases
 
@@ -114,6 +118,74 @@ def test_the_engine_phase_compares_tokens(tmp_path):
 def test_a_phase_runs_in_a_process_and_its_end_is_recorded(tmp_path, capfd):
     log = Log(tmp_path)
     options = gpu_check.parser().parse_args(["--out", str(tmp_path)])
-    gpu_check._in_a_process(log, "engine", options)  # no GPU: it ends with code 2
+    gpu_check._in_a_process(log, "engine", options, 100)  # no GPU: it ends with code 2
+    gpu_check._in_a_process(log, "engine", options, 0.1)
+    gpu_check._in_a_process(log, "engine", options, -3.0)
     log.read()
-    assert [row["exit_code"] for row in log.failed] == [2]
+    assert [row.get("exit_code") for row in log.failed] == [2, None]
+    assert log.failed[1]["timeout_s"] == 0
+    assert log.rows[2]["skipped"] == "no time is left"
+
+
+def test_a_command_that_takes_too_long_ends_with_its_children(tmp_path):
+    mark = tmp_path / "mark"
+    child = f"sleep 2 && touch {mark}"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_within(0.5, ["sh", "-c", f"sh -c '{child}' & wait"])
+    assert run_within(9, ["sh", "-c", "echo yes; exit 3"], quiet=True) == (3, "yes\n")
+    time.sleep(2)
+    assert not mark.exists()
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    """The step is run anew instead of replayed; 20 requests, so that both kinds of tiles occur."""
+    return gpu_graphs.decoder(
+        TINY, torch.float32, "cpu", most=20, context=24, capture=lambda step: step
+    )
+
+
+def test_graphs_that_replay_nothing_are_seen(decoder, monkeypatch):
+    stale = [replace(graph, replay=lambda: None) for graph in decoder.graphs.graphs]
+    monkeypatch.setattr(decoder.graphs, "graphs", stale)
+    result = gpu_graphs.equality(decoder)
+    assert not result["ok"]
+    assert "1 from length 1" in result["wrong"][0]
+
+
+def test_an_answer_that_depends_on_its_company_is_seen():
+    class Nosy:
+        sizes, device = [20], torch.device("cpu")
+
+        def __init__(self, *disturbing):
+            self.disturbing = disturbing
+
+        def decode(self, ids, positions, rows):
+            return torch.tensor(rows)[:, None] + 1.0 + (len(ids) in self.disturbing)
+
+    def judge(*disturbing):
+        row = gpu_graphs.invariance(gpu_graphs.Decoder(Nosy(*disturbing), 24))
+        return row["ok"], row["few"], row["many"]
+
+    assert judge() == (True, True, True)
+    assert judge(7) == (False, False, True)
+    assert judge(18) == (False, True, False)
+    assert judge(*range(17, 21)) == (True, True, True)
+
+
+def test_a_step_that_reads_padding_is_seen(decoder, monkeypatch):
+    table = decoder.graphs.table.clone()
+    table[1, 3] = decoder.graphs.pool.padding_slot  # row 1 is first asked for positions 0 and 8
+    monkeypatch.setattr(decoder.graphs, "table", table)
+    assert gpu_graphs.equality(decoder)["wrong"][0] == "1 from length 9: not finite"
+
+
+def test_the_graphs_phase(tmp_path):
+    log = Log(tmp_path)
+    gpu_graphs.graphs(log, "cpu", [TINY], 1e9, most=5, context=12, capture=lambda step: step)
+    names = [row["name"] for row in log.rows]
+    assert names[:3] == ["tiny capture", "tiny replay == eager", "tiny invariance"]
+    # On a CPU another batch size may round otherwise: here only the rest must succeed.
+    assert {row["name"] for row in log.failed} <= set(names[1:3])
+    assert not any("error" in row for row in log.rows)
+    assert [row["floor_us"] > 0 for row in log.rows[3:]] == [True] * 3

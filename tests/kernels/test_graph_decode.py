@@ -47,7 +47,7 @@ def test_a_padded_replay_gives_the_bits_of_an_eager_step(
             for rows, positions in [([3, 0, 1], [0, 15, 7]), ([2], [9])]:
                 ids = [11 + position for position in positions]
                 inputs = torch.tensor([ids, positions, rows, [p + 1 for p in positions]])
-                eager = graphs._forward(inputs, len(rows))
+                eager = graphs.forward(inputs)
                 replayed = graphs.decode(ids, positions, rows)
                 assert torch.isfinite(replayed).all()
                 assert torch.equal(replayed, eager)
