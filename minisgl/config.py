@@ -71,6 +71,10 @@ class EngineConfig:
     decode_workspace: bool = True
     """On a CPU, keep running requests' KV contiguous as well (docs/decisions.md)."""
 
+    shared_decode: bool = True
+    """Attend once to a prefix that running requests share, where that saves enough reading
+    (docs/decisions.md); False: each for itself.  Never with a sliding window."""
+
     cuda_graphs: bool = True
     """On a GPU, record the decode step at start-up and replay it; False: launch every kernel
     anew, which starts sooner and decodes small batches slower.  A CPU has no graphs to record."""

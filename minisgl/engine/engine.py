@@ -32,6 +32,7 @@ from minisgl.engine.output import Chunk, Completion, Score
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.scoring import join, score_of
+from minisgl.engine.segments import tokens_worth_sharing
 from minisgl.engine.stats import Stats
 from minisgl.engine.trace import Trace
 from minisgl.kernels.dispatch import use_triton
@@ -117,7 +118,9 @@ class Engine:
         )
         workspace: DecodeWorkspace[Req] | None = None
         if use_workspace:
-            workspace = DecodeWorkspace(pool.layers, pool.num_slots)
+            # As many bytes as the pool, whose numbers may be narrower.
+            budget = pool.num_slots * pool.layers[0].itemsize // dtype.itemsize
+            workspace = DecodeWorkspace(pool.layers, budget, dtype)
         graphs = None
         if self.config.cuda_graphs and device.type == "cuda":
             table = scheduler.req_to_token.table
@@ -132,7 +135,10 @@ class Engine:
             pool_slots=pool.num_slots,
             eos_ids=frozenset(c.eos_token_ids) | frozenset(self.tokenizer.eos_token_ids),
         )
-        runner = ModelRunner(net, scheduler, workspace, graphs, vocab_size)
+        min_saved = None
+        if self.config.shared_decode and not c.sliding_window:
+            min_saved = tokens_worth_sharing(pool.layers[0])
+        runner = ModelRunner(net, scheduler, workspace, graphs, vocab_size, min_saved)
         self.loop = EngineLoop(scheduler, runner, trace)
         # The thread knows nothing of this object, so that one which nobody holds any more, and one
         # left open at the end of the program, close themselves.

@@ -9,7 +9,9 @@ from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.segments import Segment, find_segments, pack
 from minisgl.engine.transfer import send
+from minisgl.kernels.cascade_attention import Segments
 from minisgl.models.forward_batch import ForwardBatch
 
 
@@ -23,13 +25,18 @@ class ModelRunner:
         workspace: DecodeWorkspace[Req] | None,
         graphs: CudaGraphRunner | None = None,
         vocab_size: int | None = None,
+        min_saved: int | None = None,
     ) -> None:
         self.model = model
         self.scheduler = scheduler
         self.workspace = workspace  # on a CPU
         self.graphs = graphs  # on a GPU
         self.vocab_size = vocab_size  # tokens that exist: a model's vocabulary may be padded
+        self.min_saved = min_saved  # see `find_segments`; None: nothing is shared in decode
         self.device = scheduler.pool.layers[0].device
+        self._decodes: list[Req] = []  # of the last step, and what they share
+        self._segments: list[Segment[Req]] = []
+        self._packed: Segments | None = None  # for the kernel, where there is no workspace
 
     @torch.inference_mode()
     def forward(self, step: Step) -> tuple[list[Req], torch.Tensor, torch.Tensor]:
@@ -37,7 +44,7 @@ class ModelRunner:
         those [M, V] of the prompts' positions that are wanted (`Extend.prompt_rows`)."""
         decodes = self._order(step.decodes)
         reqs = decodes + [e.req for e in step.extends if e.is_last]
-        if self.graphs is not None and not step.extends:
+        if self.graphs is not None and not step.extends and not self._segments:
             logits = self.graphs.decode(
                 ids=[req.output_ids[-1] for req in decodes],
                 positions=[req.kv_len for req in decodes],
@@ -62,15 +69,31 @@ class ModelRunner:
     def _order(self, decodes: list[Req]) -> list[Req]:
         """Those in the workspace first, in its order; then the rest."""
         left, self.scheduler.left = self.scheduler.left, []
+        if self.workspace is not None:
+            for req in left:
+                self.workspace.leave(req)
+        if decodes != self._decodes:
+            self._regroup(decodes)
         if self.workspace is None:
             return decodes
-        for req in left:
-            self.workspace.leave(req)
-        for req in decodes:
-            if req not in self.workspace and req.row is not None:
-                slots = self.scheduler.req_to_token.row(req.row, req.kv_len)
-                self.workspace.admit(req, slots)
         return self.workspace.plan(decodes) + [req for req in decodes if req not in self.workspace]
+
+    def _regroup(self, decodes: list[Req]) -> None:
+        """Requests started or stopped decoding: what do they share now?"""
+        nodes = {req: req.node for req in decodes if req.node is not None}
+        rows = {req: req.row for req in decodes if req.row is not None}
+        present = {segment.node for segment in self._segments}
+        self._decodes = decodes
+        self._segments = []
+        if self.min_saved is not None:
+            self._segments = find_segments(nodes, self.min_saved, present)
+        self._packed = None
+        if self.workspace is not None:
+            table = self.scheduler.req_to_token.table
+            slots = {req: table[row, : req.kv_len] for req, row in rows.items()}
+            self.workspace.arrange(slots, self._segments)
+        elif self._segments:
+            self._packed = pack(self._segments, decodes, list(rows.values()), self.device)
 
     def _batch(self, decodes: list[Req], step: Step) -> ForwardBatch:
         ids = [req.output_ids[-1] for req in decodes]
@@ -127,6 +150,7 @@ class ModelRunner:
             num_paged=len(paged),
             decode_rows=decode_rows,
             decode_seq_lens=decode_seq_lens,
+            decode_segments=self._packed,
             workspace=self.workspace,
             extend_rows=extend_rows,
             prefix_lens=prefix_lens,

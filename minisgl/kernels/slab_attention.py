@@ -5,10 +5,13 @@
 Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B, 1, L] or None -> o [B, H, D].
 
 Two batched matrix products with a softmax between; the G = H / KV query heads that share a KV head
-are the rows of one product, so keys are read once for all of them.  Gathering keys from scattered
-slots first costs more than the attention itself, which is why engine/decode_workspace.py keeps them
-like this. There is no Triton kernel here: a GPU reads scattered slots at full speed
-(decode_attention.py).
+are the rows of one product, so keys are read once for all of them.  Keys that B requests share are
+read once for all B·G (`shared_attention`).  Gathering keys from scattered slots first costs more
+than the attention itself, which is why engine/decode_workspace.py keeps them like this. There is no
+Triton kernel here: a GPU reads scattered slots at full speed (decode_attention.py).
+
+Attention over disjoint sets of keys merges exactly, given lse = log Σ e^score (natural, unlike the
+base-2 one of online_softmax) of each; see `merge`.
 """
 
 from __future__ import annotations
@@ -26,10 +29,67 @@ def slab_attention(
     """`mask` is added to the scores: 0 where a key may be read, -inf where not."""
     B, H, D = q.shape
     KV = k.shape[0] // B
-    grouped = q.reshape(B * KV, H // KV, D)
-    # beta = 0: the first operand is never read, only its dtype
-    scores = torch.baddbmm(q.new_empty(1), grouped, k.transpose(1, 2), beta=0, alpha=scale)
-    if mask is not None:
-        scores.view(B, H, -1).add_(mask)
+    scores = _scores(q.reshape(B * KV, H // KV, D), k, mask, scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
     return torch.bmm(weights, v).view(B, H, D)
+
+
+def slab_attention_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`slab_attention`, and the lse [B, H] fp32 to merge it by.  Every row has a key to read."""
+    B, H, D = q.shape
+    KV = k.shape[0] // B
+    o, lse = _attend(q.reshape(B * KV, H // KV, D), k, v, mask, scale)
+    return o.view(B, H, D), lse.view(B, H)
+
+
+def shared_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of B requests to the same keys: q [B, H, D], k and v [KV, P, D] -> o, lse."""
+    B, H, D = q.shape
+    KV = k.shape[0]
+    # All queries of a KV head are the rows of one product: [B, KV, G, D] -> [KV, B · G, D]
+    rows = q.reshape(B, KV, H // KV, D).transpose(0, 1).reshape(KV, -1, D)
+    o, lse = _attend(rows, k, v, None, scale)
+    o = o.view(KV, B, H // KV, D).transpose(0, 1).reshape(B, H, D)
+    return o, lse.view(KV, B, H // KV).transpose(0, 1).reshape(B, H)
+
+
+def merge(
+    o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the union of two disjoint sets of keys, from attention over each.
+
+    o [B, H, D], lse [B, H]; each is weighted with its share of Σ e^score over both.
+    """
+    weight = torch.sigmoid(other_lse - lse)  # e^other / (e^other + e^lse)
+    o = torch.lerp(o, other_o, weight.unsqueeze(-1).to(o.dtype))
+    return o, torch.logaddexp(lse, other_lse)
+
+
+def _scores(
+    rows: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """rows [N, M, D], k [N, L, D], mask [B, 1, L] with N · M = B · H -> [N, M, L]"""
+    # beta = 0: the first operand is never read, only its dtype
+    scores = torch.baddbmm(rows.new_empty(1), rows, k.transpose(1, 2), beta=0, alpha=scale)
+    if mask is not None:
+        scores.view(mask.shape[0], -1, mask.shape[2]).add_(mask)
+    return scores
+
+
+def _attend(
+    rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows [N, M, D], k and v [N, L, D] -> o [N, M, D], lse [N, M] fp32"""
+    scores = _scores(rows, k, mask, scale)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    # The largest weight is e^(largest score - lse).
+    lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
+    return torch.bmm(weights.to(v.dtype), v), lse

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from minisgl.kernels.cascade_attention import cascade_attention
 from minisgl.kernels.decode_attention import decode_attention
 from minisgl.kernels.extend_attention import extend_attention
 from minisgl.kernels.kv_store import kv_store
@@ -49,17 +50,18 @@ class RadixAttention(nn.Module):
             parts.append(batch.workspace.attend(self.layer, q[:m], kv[:m], self.scale))
         if paged:
             assert batch.decode_rows is not None and batch.decode_seq_lens is not None
-            parts.append(
-                decode_attention(
-                    q[n - paged : n],
-                    batch.pool[self.layer],
-                    batch.req_to_token,
-                    batch.decode_rows,
-                    batch.decode_seq_lens,
-                    self.scale,
-                    window=self.window,
-                )
+            paged_batch = (
+                q[n - paged : n],
+                batch.pool[self.layer],
+                batch.req_to_token,
+                batch.decode_rows,
+                batch.decode_seq_lens,
             )
+            if batch.decode_segments is None:
+                parts.append(decode_attention(*paged_batch, self.scale, window=self.window))
+            else:
+                assert not self.window  # then keys fall out of a prefix, and nothing is shared
+                parts.append(cascade_attention(*paged_batch, batch.decode_segments, self.scale))
         if n < T:
             assert batch.extend_rows is not None
             assert batch.prefix_lens is not None and batch.cu_seqlens is not None

@@ -19,6 +19,8 @@ from typing import Protocol
 
 import torch
 
+from minisgl.kernels.cascade_attention import Segments
+
 
 class DecodeWorkspace(Protocol):
     """Contiguous copies of running requests' K and V (CPU); see engine/decode_workspace.py."""
@@ -47,6 +49,7 @@ class ForwardBatch:
     num_paged: int = 0  # of them, the last ones: read from the pool, not from the workspace
     decode_rows: torch.Tensor | None = None  # [num_paged] int64
     decode_seq_lens: torch.Tensor | None = None  # [num_paged] int64, the new token included
+    decode_segments: Segments | None = None  # prefixes that the paged decodes share; None: none
     workspace: DecodeWorkspace | None = None
 
     extend_rows: torch.Tensor | None = None  # [E] int64

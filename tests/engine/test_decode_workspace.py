@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from minisgl.cache.tree_node import TreeNode
 from minisgl.engine.decode_workspace import FIRST_CAPACITY, DecodeWorkspace
+from minisgl.engine.segments import Segment
 
 LAYERS, KV, G, D = 2, 3, 2, 8
+SLOTS = 4096
 
 
 class Model:
     """The obvious model: each owner's keys and values as a growing tensor."""
 
-    def __init__(self, slots: int = 2048, budget: int = 8192) -> None:
-        g = torch.Generator().manual_seed(0)
-        self.g = g
-        self.pool = [torch.randn(slots, 2, KV, D, generator=g) for _ in range(LAYERS)]
-        self.workspace = DecodeWorkspace(self.pool, budget)
-        self.kv: dict[str, list[torch.Tensor]] = {}
+    def __init__(self, budget: int = 8192, kv_dtype: torch.dtype = torch.float32) -> None:
+        self.g = torch.Generator().manual_seed(0)
+        self.pool = [self.random(SLOTS, 2, KV, D).to(kv_dtype) for _ in range(LAYERS)]
+        self.workspace: DecodeWorkspace[str] = DecodeWorkspace(self.pool, budget, torch.float32)
+        self.slots: dict[str, list[int]] = {}  # of every running owner, in the pool
+        self.free = iter(reversed(range(SLOTS)))
 
-    def admit(self, owner: str, slots: list[int]) -> bool:
-        seated = self.workspace.admit(owner, slots)
-        if seated:
-            self.kv[owner] = [p[slots] for p in self.pool]  # [n, 2, KV, D]
-        return seated
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.g)
+
+    def admit(self, owner: str, slots: list[int]) -> None:
+        self.slots[owner] = list(slots)
 
     def leave(self, owner: str) -> None:
         self.workspace.leave(owner)
-        self.kv.pop(owner, None)
+        del self.slots[owner]
 
-    def step(self) -> None:
-        order = self.workspace.plan(list(self.kv))
-        for owner in set(self.kv) - set(order):
-            del self.kv[owner]  # found no room to grow
-        if not order:
-            return  # then nothing attends
+    def arrange(self, segments: list[Segment[str]] | None = None) -> None:
+        slots = {owner: torch.tensor(s, dtype=torch.int32) for owner, s in self.slots.items()}
+        self.workspace.arrange(slots, segments or [])
+
+    def step(self) -> list[str]:
+        """One token of everybody: those in the workspace are compared, the others' is stored."""
+        order = self.workspace.plan(list(self.slots))
+        for slots in self.slots.values():
+            slots.append(next(self.free))
         for layer in range(LAYERS):
-            q = torch.randn(len(order), KV * G, D, generator=self.g)
-            new = torch.randn(len(order), 2, KV, D, generator=self.g)
-            out = self.workspace.attend(layer, q, new, D**-0.5)
+            q = self.random(len(order), KV * G, D)
+            new = self.random(len(self.slots), 2, KV, D)
+            rows = dict(zip([*order, *(self.slots.keys() - set(order))], new, strict=True))
+            for owner, row in rows.items():
+                self.pool[layer][self.slots[owner][-1]] = row
+            if not order:
+                continue  # then nothing attends
+            out = self.workspace.attend(layer, q, new[: len(order)], D**-0.5)
             for i, owner in enumerate(order):
-                self.kv[owner][layer] = torch.cat((self.kv[owner][layer], new[i : i + 1]))
-                k, v = self.kv[owner][layer].repeat_interleave(G, dim=2).unbind(1)  # [n, H, D]
+                kv = self.pool[layer][self.slots[owner]].float()  # [n, 2, KV, D]
+                k, v = kv.repeat_interleave(G, dim=2).unbind(1)  # [n, H, D]
                 p = torch.softmax(torch.einsum("hd,nhd->hn", q[i], k) * D**-0.5, dim=-1)
                 expected = torch.einsum("hn,nhd->hd", p, v)
                 torch.testing.assert_close(out[i], expected, atol=1e-5, rtol=1e-5)
         self.workspace.check()
+        return order
 
 
 def test_rows_of_many_lengths_come_and_go() -> None:
     m = Model()
     m.admit("a", list(range(10)))
-    m.step()
+    m.arrange()
+    assert m.step() == ["a"]
     m.admit("b", list(range(100, 400)))  # another slab
     m.admit("c", [7, 3, 900])
-    m.step()
+    m.arrange()
+    assert sorted(m.step()) == ["a", "b", "c"]
     m.leave("a")  # its row is filled by another
     m.step()
     m.leave("b")
     m.step()
     m.admit("a", list(range(30)))
+    m.arrange()
     m.step()
     for owner in ("a", "c"):
         m.leave(owner)
@@ -70,6 +87,7 @@ def test_a_row_moves_up_when_its_slab_is_full() -> None:
     m = Model()
     m.admit("short", [1, 2])
     m.admit("long", list(range(FIRST_CAPACITY - 1)))
+    m.arrange()
     for _ in range(3):
         m.step()
     assert m.workspace.place["long"].capacity == 2 * FIRST_CAPACITY
@@ -78,17 +96,158 @@ def test_a_row_moves_up_when_its_slab_is_full() -> None:
 
 def test_over_the_budget_a_request_is_refused_or_let_go_and_others_go_on() -> None:
     m = Model(budget=FIRST_CAPACITY)
-    assert m.admit("a", list(range(FIRST_CAPACITY - 2)))
-    assert not m.admit("b", [1])
-    m.step()
-    m.step()
-    m.step()  # "a" outgrew its slab and found no larger room
-    assert "a" not in m.workspace
+    m.admit("a", list(range(FIRST_CAPACITY - 2)))
+    m.admit("b", [1])
+    m.arrange()
+    assert m.step() == ["a"]
+    assert m.step() == ["a"]
+    assert m.step() == []  # "a" outgrew its slab and found no larger room
+    m.arrange()
+    assert m.step() == ["b"]
 
 
 def test_leaving_twice_is_harmless() -> None:
     m = Model()
     m.admit("a", [1])
-    m.leave("a")
-    m.leave("a")
+    m.arrange()
+    m.workspace.leave("a")
+    m.workspace.leave("a")
     assert m.workspace.used == 0
+
+
+def test_keys_of_a_narrower_pool_are_rounded_as_the_pool_rounds_them() -> None:
+    m = Model(kv_dtype=torch.float16)
+    m.admit("a", list(range(300)))
+    m.admit("b", [*range(260), 500])
+    m.arrange([Segment(TreeNode(), 0, 260, ("a", "b"), 0)])
+    for _ in range(3):
+        assert len(m.step()) == 2
+
+
+class TestSegments:
+    """Requests a, b, c begin with slots [0, 300); a and b go on with [300, 340)."""
+
+    def model(self, budget: int = 8192) -> Model:
+        m = Model(budget)
+        m.admit("a", [*range(340), 1000])
+        m.admit("b", [*range(340), *range(1100, 1400)])
+        m.admit("c", [*range(300), *range(1500, 1510)])
+        self.outer, self.inner = TreeNode(), TreeNode()
+        return m
+
+    def nested(self) -> list[Segment[str]]:
+        return [
+            Segment(self.outer, 0, 300, ("a", "b", "c"), 0),
+            Segment(self.inner, 300, 340, ("a", "b"), 1),
+        ]
+
+    def test_nested_segments_are_held_once(self) -> None:
+        m = self.model()
+        m.arrange(self.nested())
+        assert m.workspace.used == 340 + 2 * FIRST_CAPACITY + 2 * FIRST_CAPACITY
+        for _ in range(3):
+            assert len(m.step()) == 3
+        assert m.workspace.first == {"a": 340, "b": 340, "c": 300}
+
+    def test_the_grouping_changes_while_they_run(self) -> None:
+        m = self.model()
+        for segments in (
+            [],
+            self.nested(),
+            [Segment(self.inner, 0, 340, ("a", "b"), 0)],
+            [Segment(self.outer, 0, 300, ("a", "b", "c"), 0)],
+            self.nested(),
+            [],
+        ):
+            m.arrange(segments)
+            assert len(m.step()) == 3
+            assert len(m.step()) == 3
+
+    def test_what_stays_is_not_copied_again(self) -> None:
+        m = self.model()
+        m.arrange(self.nested())
+        held = {key: layers[0].data_ptr() for key, layers in m.workspace.shared.items()}
+        m.step()
+        row = m.workspace.place["c"]
+        m.admit("d", [*range(300), 7])
+        outer, inner = self.nested()
+        m.arrange([Segment(self.outer, 0, 300, (*outer.members, "d"), 0), inner])
+        assert {k: v[0].data_ptr() for k, v in m.workspace.shared.items()} == held
+        assert m.workspace.place["c"] is row
+        assert row.lengths[row.owners.index("c")] == 11
+        assert len(m.step()) == 4
+
+    def test_members_leave_one_after_another(self) -> None:
+        m = self.model()
+        m.arrange(self.nested())
+        for owner in ("b", "c", "a"):
+            m.step()
+            m.leave(owner)
+        assert m.step() == []
+        m.arrange()
+        assert (m.workspace.used, m.workspace.shared) == (0, {})
+
+    def test_a_tail_moves_to_a_larger_slab_and_the_segments_stay(self) -> None:
+        m = self.model()
+        m.arrange(self.nested())
+        before = m.workspace.place["a"]
+        for _ in range(FIRST_CAPACITY):
+            m.step()
+        assert m.workspace.place["a"].capacity == 2 * before.capacity
+        assert m.workspace.first["a"] == 340
+
+    def test_a_segment_without_room_leaves_its_members_to_the_pool(self) -> None:
+        m = self.model(budget=300 + FIRST_CAPACITY + 20)
+        outer, inner = self.nested()
+        a, b = m.slots.pop("a"), m.slots.pop("b")
+        m.arrange([Segment(self.outer, 0, 300, ("c",), 0)])
+        m.slots |= {"a": a, "b": b}
+        m.arrange([outer, inner])
+        assert m.step() == ["c"]  # no room for 40 tokens more
+        assert [s.node for s in m.workspace.segments] == [self.outer]
+        m.leave("c")
+        m.arrange([Segment(self.inner, 0, 340, ("a", "b"), 0)])
+        assert m.step() == []  # there is room for it, but for no row beside it
+
+
+@st.composite
+def groupings(draw: st.DrawFn) -> list[tuple[set[str], list[Segment[str]], int]]:
+    """Who runs, with which segments, for how many steps; and that several times.
+
+    Owners a..e share slots [0, 60); a, b, c share [60, 90); a and b share [90, 100).
+    """
+    runs = [(60, "abcde"), (90, "abc"), (100, "ab")]
+    nodes = [TreeNode() for _ in runs]
+    result = []
+    for _ in range(draw(st.integers(1, 4))):
+        start = dict.fromkeys("abcde", 0)
+        depth = dict.fromkeys("abcde", 0)
+        segments = []
+        running = draw(st.sets(st.sampled_from("abcde"), min_size=1))
+        for (stop, among), node in zip(runs, nodes, strict=True):
+            members = tuple(o for o in among if o in running)
+            if draw(st.booleans()) and members:
+                first = members[0]
+                segments.append(Segment(node, start[first], stop, members, depth[first]))
+                for o in members:
+                    start[o], depth[o] = stop, depth[o] + 1
+        result.append((running, segments, draw(st.integers(0, 3))))
+    return result
+
+
+@given(groupings(), st.integers(300, 3000))
+def test_any_grouping_any_budget(
+    groupings: list[tuple[set[str], list[Segment[str]], int]], budget: int
+) -> None:
+    m = Model(budget)
+    shared = {"a": 100, "b": 100, "c": 90, "d": 60, "e": 60}
+    for running, segments, steps in groupings:
+        for owner in set(m.slots) - running:
+            m.leave(owner)
+        for i, owner in enumerate("abcde"):
+            if owner in running and owner not in m.slots:
+                own = range(200 + 100 * i, 205 + 101 * i)
+                m.admit(owner, [*range(shared[owner]), *own])
+        m.arrange(segments)
+        for _ in range(steps):
+            m.step()
