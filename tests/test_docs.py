@@ -83,12 +83,29 @@ def test_the_symbol_check_bites() -> None:
     assert not any(defines(tree, name) for name in ("f", "A.g", "B.x", "C"))
 
 
+def knobs(page: str, config: str) -> list[list[str]]:
+    """The rows of a class's table: setting, default, what it is, turn it when."""
+    section = page.split(f"## `{config}`", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert rows[0] == ["setting", "default", "what it is", "turn it when"]
+    return rows[2:]
+
+
 @pytest.mark.parametrize("config", [EngineConfig, SamplingParams])
-def test_every_setting_is_described(config: type) -> None:
+def test_every_knob_is_in_the_table_with_its_default(config: type) -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    section = page.split(f"## `{config.__name__}`", 1)[1].split("\n## ", 1)[0]
-    headings = re.findall(r"^### `(\w+)`", section, re.MULTILINE)
-    assert headings == [field.name for field in dataclasses.fields(config)]
+    rows = knobs(page, config.__name__)
+    assert [row[0] for row in rows] == [f"`{f.name}`" for f in dataclasses.fields(config)]
+    assert [row[1] for row in rows] == [
+        f"`{python(f.default)}`" for f in dataclasses.fields(config)
+    ]
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
+def python(value: object) -> str:
+    """As the page writes it: strings in double quotes."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def test_the_help_text_in_the_docs_is_current() -> None:

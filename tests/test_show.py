@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
 from minisgl.cache.radix_cache import RadixCache
-from scripts.show import radix, svg, trace
+from scripts.show import radix, schedule, svg, trace
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -103,11 +101,11 @@ def test_a_live_tree_is_drawn_node_for_node(prompts: list[list[int]], data: st.D
 
 
 def test_a_tree_deeper_than_the_stack_is_drawn() -> None:
-    tree = RadixCache()
-    for length in range(1, 3000):
-        tree.insert([7] * length, range(length))
+    tree, leaf = RadixCache(), None
+    for slot in range(1100):
+        leaf = tree.append(leaf or tree.root, [7], [slot])
     picture = ElementTree.fromstring(radix.draw(tree, lambda ids: "x" * len(ids)))
-    assert len(groups(picture, "node")) == 2999
+    assert len(groups(picture, "node")) == 1100
 
 
 @given(st.text())
@@ -118,18 +116,19 @@ def test_any_text_can_stand_in_a_picture(anything: str) -> None:
     assert ElementTree.fromstring(whole).findtext(f"{SVG}text") == words
 
 
-def test_the_command_draws_an_engines_tree(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_the_command_draws_an_engines_tree(
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "tree.svg"
-    command = [sys.executable, "-m", "scripts.show.radix", str(file)]
-    options = ["--model", str(tiny_model_dir), "Once upon a time", "Once more"]
-    subprocess.run([*command, *options], cwd=ROOT, check=True, capture_output=True)
+    radix.main([str(file), "--model", str(tiny_model_dir), "Once upon a time", "Once more"])
+    assert capsys.readouterr().out == f"written: {file}\n"
     picture = ElementTree.fromstring(file.read_text(encoding="utf-8"))
-    assert any(
-        node.startswith("Once ") for group in groups(picture, "free") for node in words(group)
-    )
+    texts = [words(node)[0] for node in groups(picture, "free")]
+    assert {"Once", " upon a time", " more"} <= set(texts)
     assert groups(picture, "locked") == []
-    lone = subprocess.run([*command, "a prompt"], cwd=ROOT, capture_output=True, text=True)
-    assert lone.returncode == 2 and "--model" in lone.stderr
+    with pytest.raises(SystemExit):
+        radix.main([str(file), "a prompt"])
+    assert "prompts need --model" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- a trace
@@ -176,6 +175,11 @@ def test_an_excerpt_and_a_trace_that_was_cut_off(traced: Path, tmp_path: Path) -
     assert 'width="172"' in ElementTree.tostring(drawn[0]).decode()  # 860 pixels for five steps
     with pytest.raises(ValueError, match="no steps from 1000"):
         trace.draw(trace.load(cut), first=1000, by="time")
+    file = tmp_path / "cut.svg"
+    trace.main([str(cut), str(file), "--first", "3", "--last", "7", "--by", "step"])
+    assert file.read_text(encoding="utf-8") == trace.draw(
+        trace.load(cut), first=3, last=7, by="step"
+    )
 
 
 # ---------------------------------------------------------------------- docs/pictures
@@ -184,6 +188,28 @@ def test_an_excerpt_and_a_trace_that_was_cut_off(traced: Path, tmp_path: Path) -
 def test_the_radix_picture_is_current() -> None:
     kept = (PICTURES / "radix.svg").read_text(encoding="utf-8")
     assert radix.figure_3() == kept, "python -m scripts.show.radix docs/pictures/radix.svg"
+
+
+@pytest.mark.parametrize(("story", "name"), [("mixed", "schedule.svg"), ("tight", "retract.svg")])
+def test_the_schedulers_pictures_are_current(story: str, name: str, tmp_path: Path) -> None:
+    schedule.main([story, str(tmp_path / name)])
+    kept, drawn = ((folder / name).read_text(encoding="utf-8") for folder in (PICTURES, tmp_path))
+    assert drawn == kept, f"python -m scripts.show.schedule {story} docs/pictures/{name}"
+
+
+def test_the_stories_are_what_the_tour_says() -> None:
+    scheduler, arrivals = schedule.mixed()
+    steps = schedule.simulate(scheduler, arrivals)
+    computed = Counter[int]()
+    for extend in (extend for step in steps for extend in step.extends):
+        computed[extend.req.id] += extend.stop - extend.start
+    assert computed == {1: 6, 2: 28, 3: 14, 4: 2, 5: 1}  # 4 shares with 3, 5 is known but a token
+    assert any(step.decodes and step.extends for step in steps)
+    scheduler, arrivals = schedule.tight()
+    steps = schedule.simulate(scheduler, arrivals)
+    assert scheduler.retractions == 1
+    assert [len(step.decodes) for step in steps[34:36]] == [2, 1]
+    assert [(e.req.id, e.start, e.stop) for e in steps[60].extends] == [(2, 16, 51)]
 
 
 @pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.svg")), ids=lambda p: p.name)

@@ -179,7 +179,7 @@ def figure_3() -> str:
     top = 62
     for start in range(0, len(panels), 3):
         line = panels[start : start + 3]
-        height = CAPTION + ROW * (1 + max(len(rows) for _, _, rows, _ in line)) + 8
+        height = CAPTION + ROW * max(1, *(len(rows) for _, _, rows, _ in line)) + 14
         for column, (first, second, rows, size) in enumerate(line):
             x = 12 + column * (WIDTH + 12)
             panel = [
@@ -225,7 +225,7 @@ def _tree(rows: Sequence[Row], x: float, y: float, width: float) -> list[str]:
         top = y + n * ROW - 3
         left = x + row.depth * INDENT
         fill, stroke, _ = KINDS[row.kind]
-        most = int((width - row.depth * INDENT - 40) / 5.6)  # characters of about 5.6 pixels
+        most = int((width - row.depth * INDENT - 40) / 6)  # characters of about 6 pixels
         tie = f"M {left - 10:g} {middles[row.depth - 1]:g} V {top + 9:g} H {left:g}"
         box = svg.rect(
             left, top, width - row.depth * INDENT, ROW - 4, fill,
@@ -250,12 +250,12 @@ def _legend(x: float, y: float, kinds: Sequence[str]) -> list[str]:
     return parts
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("file", type=Path, help="the SVG file to write")
     parser.add_argument("--model", help="draw this model's tree after it completed the prompts")
     parser.add_argument("prompts", nargs="*", help="for --model")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args(argv)
     if args.prompts and not args.model:
         parser.error("prompts need --model, whose tree is drawn")
     args.file.write_text(of_engine(args.model, args.prompts) if args.model else figure_3(), "utf-8")

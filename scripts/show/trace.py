@@ -16,6 +16,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,7 +154,7 @@ def _pool(counters: Sequence[Event], edges: Sequence[float], top: float) -> list
     """Who owns the slots after each step, stacked; step n is drawn between edges n and n + 1."""
     total = sum(counters[0]["args"].values())
     parts = [svg.text(12, top + 12, "slots", bold=True), svg.text(12, top + 27, f"of {total}")]
-    for counter, left, right in zip(counters, edges, edges[1:], strict=True):
+    for counter, (left, right) in zip(counters, pairwise(edges), strict=True):
         bottom = top + POOL
         for owner, colour in OWNER.items():
             height = POOL * counter["args"][owner] / total
@@ -171,14 +172,14 @@ def _legend(colours: dict[str, str], x: float, y: float, title: str) -> list[str
     return parts
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("file", type=Path, help="the SVG file to write")
     parser.add_argument("--first", type=int, default=1, help="step to begin with")
     parser.add_argument("--last", type=int, help="step to end with")
     parser.add_argument("--by", choices=["time", "step"], default="time")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     picture = draw(load(args.trace), first=args.first, last=args.last, by=args.by)
     args.file.write_text(picture, encoding="utf-8")
     print(f"written: {args.file}")
