@@ -35,7 +35,7 @@ from scripts.compile_driver import SHARED_LIMIT
 from scripts.gpu_graphs import graphs
 from scripts.gpu_measure import Log, compare, seconds, timing
 from scripts.gpu_process import ROOT, run_within, sanitizer
-from scripts.kernel_cases import decode_case, extend_case, linear_case
+from scripts.kernel_cases import cascade_case, decode_case, extend_case, linear_case
 from scripts.kernel_inputs import MODELS, TINY, Case, Maker, Model
 from scripts.kernel_lists import edge_cases, model_cases, speed_cases
 
@@ -175,10 +175,11 @@ def speed(log: Log, models: list[Model], bandwidth: float) -> None:
 
 
 def block_sizes(log: Log) -> None:
-    """A few other block sizes for the three kernels that decide: the fastest goes to the table."""
+    """A few other block sizes for the kernels that decide: the fastest goes to the table."""
     model = MODELS["llama-3-8b"]
     make = Maker(torch.bfloat16, "cuda")
     extend = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3)]
+    cascade = [(64, 64, 8, 3), (64, 64, 8, 2), (64, 32, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2)]
     decode = [(64, 4, 3), (128, 4, 3), (64, 4, 4), (32, 4, 4), (64, 2, 3)]
     tiles = [(128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3)]
     thin = [(32, 128, 4, 4), (64, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4), (64, 64, 4, 6)]
@@ -194,6 +195,10 @@ def block_sizes(log: Log) -> None:
         (
             decode_case(make, model, "B=32 L=4096", [4096] * 32),
             [{"BLOCK_N": n, **launch(w, s)} for n, w, s in decode],
+        ),
+        (
+            cascade_case(make, model, "B=32", prefix=4096, branch=256, tail=128, groups=[8] * 4),
+            [{"BLOCK_M": m, "BLOCK_N": n, **launch(w, s)} for m, n, w, s in cascade],
         ),
         (
             linear_case(make, "gate_up", 4096, 2 * model.intermediate, model.hidden),

@@ -336,7 +336,7 @@ def cascade_case(
     table, rows = _request_table(make, lengths, pool, columns)
     firsts = [sum(groups[:i]) for i in range(len(groups))]  # of each group, in the batch
     for first, size in zip(firsts, groups, strict=True):
-        table[B - first - size + 1 : B - first + 1, :prefix] = table[B, :prefix]
+        table[B - first - size + 1 : B - first + 1, :prefix] = table[B, :prefix].clone()
         own = table[B - first, prefix : prefix + branch].clone()
         table[B - first - size + 1 : B - first + 1, prefix : prefix + branch] = own
     runs = [B, *(B - first for first in firsts)]

@@ -43,19 +43,8 @@ _DECODE = {
     (90, 2, 256): (32, 4, 3),
     (0, 2, 64): (16, 1, 1),
 }
-# Cascade with more query rows than the 16 of a decode tile -> query rows, keys, warps, stages
-_CASCADE = {
-    (80, 2, 64): (64, 64, 4, 3),
-    (80, 2, 128): (64, 64, 4, 2),
-    (80, 2, 256): (64, 32, 8, 2),
-    (86, 2, 64): (64, 64, 4, 3),
-    (86, 2, 128): (64, 32, 4, 3),
-    (86, 2, 256): (32, 32, 4, 2),
-    (90, 2, 64): (64, 128, 4, 3),
-    (90, 2, 128): (64, 64, 4, 3),
-    (90, 2, 256): (64, 32, 8, 2),
-    (0, 2, 64): (32, 16, 1, 1),
-}
+# Cascade, with more query rows than decode's 16, by padded head dimension: fits every generation
+_CASCADE = {64: (64, 64, 4, 3), 128: (64, 64, 8, 3), 256: (64, 32, 8, 2)}
 # fp32 has no tensor cores here (every product is exact IEEE), so small tiles that fit anywhere.
 _EXTEND_FP32 = {64: (32, 16, 4, 2), 128: (16, 16, 4, 2), 256: (16, 16, 4, 2)}
 _DECODE_FP32 = {64: (32, 4, 2), 128: (16, 4, 2), 256: (16, 4, 2)}
@@ -145,13 +134,13 @@ def cascade_blocks(dtype: torch.dtype, head_dim: int, rows: int) -> dict[str, in
     """
     if rows <= 16:
         return {"BLOCK_M": 16, **decode_blocks(dtype, head_dim)}
-    size, arch = _head_class(head_dim), generation()
-    if arch == 0:
-        row = _CASCADE[0, 2, 64]
+    size = _head_class(head_dim)
+    if generation() == 0:
+        row = (32, 16, 1, 1)
     elif dtype == torch.float32:
         row = _EXTEND_FP32[size]
     else:
-        row = _CASCADE[arch, 2, size]
+        row = _CASCADE[size]
     return {"BLOCK_M": row[0], "BLOCK_N": row[1], **_launch(row[2], row[3])}
 
 

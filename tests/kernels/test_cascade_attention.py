@@ -172,13 +172,13 @@ def test_without_segments_it_is_plain_decode(num_depths: int) -> None:
         assert torch.equal(run(case), plain.run(case.batch))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_padding_row_gives_0_and_leaves_the_others_alone(dtype: torch.dtype) -> None:
-    case = make([7, 0, 33], [([0, 2], 20)], H=4, KV=2, dtype=dtype)
+def test_a_padding_row_gives_0_and_leaves_the_others_alone() -> None:
+    dtype = torch.bfloat16
+    case = make([7, 0, 18], [([0, 2], 20)], H=4, KV=2, dtype=dtype)
     out = run(case)
     check(case)
     assert not out[1].any()
-    without = make([7, 33], [([0, 1], 20)], H=4, KV=2, dtype=dtype)
+    without = make([7, 18], [([0, 1], 20)], H=4, KV=2, dtype=dtype)
     kept = tensor([0, 2])
     rows, lens = case.batch.rows[kept], case.batch.seq_lens[kept]
     batch = case.batch._replace(q=case.batch.q[kept], rows=rows, seq_lens=lens)
