@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat_template": set(),
     "kernels": set(),
     "cache": set(),
+    "fsm": set(),
     "models": {"kernels", "parallel"},
     "engine": {
         "config", "sampling", "parallel", "tokenizer", "detokenizer", "chat_template",
@@ -94,6 +95,8 @@ def test_third_parties_stay_in_their_rooms(path: Path) -> None:
         assert outside <= {"torch", "triton"}
     if "triton" in outside:
         assert path.name == "dispatch.py", "`from minisgl.kernels.dispatch import tl, triton`"
+    if here == "fsm":
+        assert outside <= {"numpy"}, "fsm is usable alone"
     if here in ("config", "sampling") or path.name == "radix_cache.py":
         assert outside == set(), f"{here} is stdlib only"
 

@@ -1,0 +1,46 @@
+"""Constrained decoding: a pattern, and what a model may write to match it.  Usable alone.
+
+    regex.py, json_schema.py -> nodes.py -> rests.py -> automaton.py -> masks.py -> guide.py
+
+>>> from minisgl.fsm import Guide, VocabIndex, compile_regex
+>>> vocab = VocabIndex([b"yes", b"no", b"ye", b"s", b""], stop_ids=[4])
+>>> guide = Guide(compile_regex("yes|no"), vocab)
+>>> vocab.ids(guide.allowed())
+[0, 1, 2]
+>>> guide.advance(2)
+>>> guide.jump()
+b's'
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from minisgl.fsm.automaton import Automaton, ByteAutomaton
+from minisgl.fsm.guide import Guide
+from minisgl.fsm.regex import PatternError, parse
+from minisgl.fsm.rests import TooComplexError
+from minisgl.fsm.vocab_index import VocabIndex
+
+
+@lru_cache(maxsize=256)
+def compile_regex(pattern: str) -> ByteAutomaton:
+    """The automaton of a pattern in Python's syntax; compiled once, then shared.
+
+    Raises:
+        PatternError: a ValueError that names the place of what is wrong or can't be an automaton.
+        ValueError: no text matches the pattern, or it is too complex.
+    """
+    try:
+        return ByteAutomaton(Automaton(parse(pattern)))
+    except PatternError:
+        raise
+    except ValueError as error:
+        shown = pattern if len(pattern) <= 80 else pattern[:77] + "..."
+        raise type(error)(f"regex {shown!r}: {error}") from error
+
+
+__all__ = [
+    "Automaton", "ByteAutomaton", "Guide", "PatternError", "TooComplexError", "VocabIndex",
+    "compile_regex", "parse",
+]  # fmt: skip

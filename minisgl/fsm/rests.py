@@ -1,0 +1,423 @@
+"""What is left to match: the heart of the automaton.
+
+A *rest* is a node and the rest after it, down to the end; each is made once and known by a
+number.  Matching a character turns a rest into others (Antimirov's partial derivatives, 1996):
+
+    (a|b)*c  --a-->  (a|b)*c            x{0,9}y  --x-->  x{0,8}y
+
+So a counter is a number in a rest, and `.{0,100000}` is as cheap as `.{0,9}`; a rule that holds
+itself leaves more rests behind, and so recursion of any depth needs nothing more: the rests after
+are the stack.  A set of rests that begin with a character (or are at the end) is a state.
+
+Look-around.  A look-ahead runs beside the rest that it stands before, as a *guard*: a state of its
+own, which must (or must not) come to accept.  A look-behind needs what came before: for each one
+in the pattern a state of "anything, then its body" is carried along, and accepts where it holds.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+
+from minisgl.fsm.alphabet import Alphabet
+from minisgl.fsm.charset import EVERYTHING
+from minisgl.fsm.nodes import Chars, Choice, Look, Node, Repeat, Rule, Sequence
+
+MAX_RESTS = 20_000  # in one state
+
+END = 0  # the rest where nothing is left
+BEYOND = 1  # in a view: too far ahead to matter
+
+Rests = frozenset[int]
+Guards = frozenset[tuple[bool, Rests]]  # each: is it negative?, and its state
+Before = tuple[Rests, ...]  # the state of each look-behind
+NO_GUARDS: Guards = frozenset()
+
+_ANY = Chars(EVERYTHING)
+_ANY_TEXT = Repeat(_ANY, 0, None)
+
+
+class TooComplexError(ValueError):
+    """A pattern whose automaton would outgrow its budget."""
+
+
+class RestTable:
+    """All rests that come up in matching a pattern.
+
+    Args:
+        root: the pattern.
+
+    Attributes:
+        alphabet: the classes of characters that the pattern tells apart.
+        classes: of each rest the classes it can begin with; 0 unless it begins with `Chars`.
+        after: of each rest what comes after its first node.
+        has_look: whether the pattern looks around anywhere.
+    """
+
+    def __init__(self, root: Node) -> None:
+        nodes = _all_nodes(root)
+        self._looks_behind = [n for n in nodes if isinstance(n, Look) and n.behind]
+        self.has_look = any(isinstance(n, Look) for n in nodes)
+        if self.has_look:
+            nodes += [_ANY, _ANY_TEXT]
+        sets = {n: n.ranges for n in nodes if isinstance(n, Chars)}
+        self.alphabet = Alphabet(sets.values())
+        self._mask: dict[Node, int] = {n: self.alphabet.mask(ranges) for n, ranges in sets.items()}
+        first = {mask: n for n, mask in reversed(self._mask.items())}
+        self._same: dict[Node, Node] = {n: first[mask] for n, mask in self._mask.items()}
+        self._min_length = _min_lengths(nodes, self._mask)
+        self._zero_width: dict[Node, bool] = {}
+        for node in nodes:
+            self._zero_width[node] = _is_zero_width(node, self._zero_width)
+        self._looks = _holding_looks(nodes) if self.has_look else set()
+        self._node: list[Node | None] = [None, None]
+        self.after = [END, END]
+        self.classes = [0, 0]
+        self._guards: dict[int, Guards] = {}  # of rests that are guarded; `after` is what by
+        self._number: dict[tuple[Node | Guards, int], int] = {}
+        self._repeats: dict[tuple[Node, int, int | None], Repeat] = {}
+        self._opened: dict[tuple[int, Before], Rests] = {}
+        self._views: dict[tuple[int, int], int] = {}
+        self.root = self.rest(root, END)
+        if self.has_look:
+            self._whatever = self.rest(_ANY_TEXT, END)  # what may come after a look-ahead's match
+
+    # ------------------------------------------------------------------ making rests
+
+    def rest(self, node: Node, after: int) -> int:
+        """The number of `node` with `after` after it."""
+        node = self._same.get(node, node)
+        key = (node, after)
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self.after)
+            self._node.append(node)
+            self.after.append(after)
+            self.classes.append(self._mask[node] if isinstance(node, Chars) else 0)
+        return number
+
+    def _guarded(self, rest: int, guards: Guards) -> int:
+        """`rest`, which begins with a character or is the end, under `guards` too."""
+        if not guards:
+            return rest
+        if rest in self._guards:
+            guards, rest = guards | self._guards[rest], self.after[rest]
+        number = self._number.get((guards, rest))
+        if number is None:
+            number = self._number[guards, rest] = len(self.after)
+            self._node.append(None)
+            self.after.append(rest)
+            self.classes.append(0)
+            self._guards[number] = guards
+        return number
+
+    def _repeat(self, body: Node, low: int, high: int | None) -> Repeat:
+        key = (body, low, high)
+        known = self._repeats.get(key)
+        if known is None:
+            known = self._repeats[key] = Repeat(body, low, high)
+            self._min_length[known] = low * self._min_length[body] if low else 0
+        return known
+
+    # ------------------------------------------------------------------ states
+
+    def start(self) -> tuple[Before, Rests]:
+        """What each look-behind has seen before the text begins, and the state there."""
+        before: Before = ()
+        for look in self._looks_behind:
+            before += (self.open(self._search(look), before),)
+        return before, self.open(self.root, before)
+
+    def _search(self, look: Look) -> int:
+        return self.rest(_ANY_TEXT, self.rest(look.body, END))
+
+    def accepts(self, state: Rests) -> bool:
+        """Whether the text may end here."""
+        if END in state:
+            return True
+        return any(
+            self.after[rest] == END and self._hold_at_end(self._guards[rest])
+            for rest in state
+            if rest in self._guards
+        )
+
+    def _hold_at_end(self, guards: Guards) -> bool:
+        return all(self.accepts(state) != negative for negative, state in guards)
+
+    def step(
+        self, state: Rests, before: Before, char_class: int, *, next_before: Before | None = None
+    ) -> tuple[Before, Rests]:
+        """The look-behinds and the state after a character; the slow, general way."""
+        if next_before is None:
+            next_before = ()
+            for behind in before:
+                next_before += (
+                    self.step(behind, before, char_class, next_before=next_before)[1],
+                )  # fmt: skip
+        found: set[int] = set()
+        for rest in state:
+            guards = self._guards.get(rest, NO_GUARDS)
+            inner = self.after[rest] if guards else rest
+            if not self.classes[inner] >> char_class & 1:
+                continue
+            stepped = self._step_guards(guards, before, char_class, next_before)
+            if stepped is not None:
+                opened = self.open(self.after[inner], next_before)
+                found.update(self._guarded(rest, stepped) for rest in opened)
+        return next_before, frozenset(found)
+
+    def _step_guards(
+        self, guards: Guards, before: Before, char_class: int, next_before: Before
+    ) -> Guards | None:
+        """The guards after a character; None if one of them failed."""
+        left: list[tuple[bool, Rests]] = []
+        for negative, state in guards:
+            after = self.step(state, before, char_class, next_before=next_before)[1]
+            holds = self._decided(after)
+            if holds is None:
+                left.append((negative, after))
+            elif holds == negative:
+                return None
+        return frozenset(left)
+
+    def _decided(self, state: Rests) -> bool | None:
+        """Whether a look-ahead's state will accept whatever comes, or never; None: it depends."""
+        if END in state:  # the body has matched, and any text may follow
+            return True
+        return None if state else False
+
+    # ------------------------------------------------------------------ opening
+
+    def open(self, rest: int, before: Before = ()) -> Rests:
+        """The rests that begin with a character, or the end, which `rest` stands for."""
+        known = self._opened.get((rest, before))
+        if known is None:
+            known = self._opened[rest, before] = self._open(rest, before)
+        return known
+
+    def _open(self, rest: int, before: Before) -> Rests:
+        found: set[int] = set()
+        # Of the repeats met: how often, by what is repeated, what comes after, and what guards it.
+        counted: dict[tuple[Node, int, Guards], list[tuple[int, int]]] = {}
+        todo: list[tuple[int, Guards]] = [(rest, NO_GUARDS)]
+        seen = set(todo)
+        while todo:
+            at, guards = todo.pop()
+            node, after = self._node[at], self.after[at]
+            if at == END or self.classes[at]:
+                found.add(self._guarded(at, guards))
+                continue
+            assert node is not None
+            if self._min_length[node] == inf:
+                continue
+            if isinstance(node, Repeat):
+                node = self._flat(node)
+                if node.high is not None:
+                    ranges = counted.setdefault((node.body, after, guards), [])
+                    if any(a <= node.low and node.high <= b for a, b in ranges):
+                        continue  # x{0,5} holds all of x{0,4}
+                    ranges.append((node.low, node.high))
+            options = [(r, guards | more) for r, more in self._ways(node, after, before)]
+            for option in options:
+                if option not in seen:
+                    seen.add(option)
+                    todo.append(option)
+            if len(seen) > MAX_RESTS:
+                raise TooComplexError(
+                    f"more than {MAX_RESTS} ways to go on from one place of the pattern"
+                )
+        return frozenset(found)
+
+    def _ways(self, node: Node, after: int, before: Before) -> list[tuple[int, Guards]]:
+        """The rests that `node` with `after` after it stands for, and what guards each."""
+        match node:
+            case Chars():
+                return []
+            case Sequence(parts):
+                for part in reversed(parts):
+                    after = self.rest(part, after)
+                return [(after, NO_GUARDS)]
+            case Choice(nodes):
+                return [(self.rest(option, after), NO_GUARDS) for option in nodes]
+            case Rule():
+                assert node.body is not None, f"rule {node.name} has no body"
+                return [(self.rest(node.body, after), NO_GUARDS)]
+            case Repeat(body, low, high):
+                if high == 0 or self._min_length[body] == inf:
+                    return [(after, NO_GUARDS)]
+                if self._zero_width[body]:  # a look-around holds once or any number of times
+                    low, high = min(low, 1), 1
+                fewer = self._repeat(body, max(low - 1, 0), None if high is None else high - 1)
+                once = (self.rest(body, self.rest(fewer, after)), NO_GUARDS)
+                return [once] if low else [once, (after, NO_GUARDS)]
+            case Look():
+                return [(after, guards) for guards in self._open_look(node, before)]
+
+    def _flat(self, node: Repeat) -> Repeat:
+        """The same without nested counts, where one will do: (x{0,3}){2} is x{0,6}."""
+        body, low, high = node.body, node.low, node.high
+        while isinstance(body, Repeat) and body.low <= 1 and body not in self._looks:
+            low *= body.low
+            if high is None or body.high is None:
+                high = 0 if 0 in (high, body.high) else None
+            else:
+                high *= body.high
+            body = body.body
+        if self._min_length[body] == 0 and body not in self._looks:
+            low = 0  # a body that can be empty fills up the count for nothing
+        return self._repeat(body, low, high)
+
+    def _open_look(self, look: Look, before: Before) -> list[Guards]:
+        """The ways in which a look-around holds here: what each still asks of what follows."""
+        if not look.behind:
+            state = self.open(self.rest(look.body, self._whatever), before)
+            holds = self._decided(state)
+            if holds is None:
+                return [frozenset([(look.negative, state)])]
+            return [NO_GUARDS] if holds != look.negative else []
+        seen = before[self._looks_behind.index(look)]
+        # Its matches that end here, each with what its own look-aheads still ask.
+        matches = [
+            self._guards.get(rest, NO_GUARDS)
+            for rest in seen
+            if rest == END or (rest in self._guards and self.after[rest] == END)
+        ]
+        if not look.negative:
+            return matches
+        # None may match: of each some guard must fail.
+        return [
+            frozenset((not negative, state) for negative, state in failing)
+            for failing in product(*matches)
+        ]
+
+    # ------------------------------------------------------------------ equal as far as one sees
+
+    def prune(self, rests: set[int]) -> set[int]:
+        """Without those that another one holds: x{0,4} beside x{0,5}, when the same follows."""
+        counts: dict[tuple[Node, int], list[tuple[int, int, int]]] = {}
+        for rest in rests:
+            node = self._node[rest]
+            if isinstance(node, Repeat) and node.high is not None:
+                key = (node.body, self.after[rest])
+                counts.setdefault(key, []).append((node.low, -node.high, rest))
+        for same in counts.values():
+            most = -1
+            for _, minus_high, rest in sorted(same):
+                if -minus_high <= most:
+                    rests.discard(rest)
+                most = max(most, -minus_high)
+        return rests
+
+    def view(self, state: Rests, reach: int) -> Rests:
+        """The state as far as its next `reach` characters go: equal views, equal masks.
+
+        A counter above `reach` is as good as any other, and so is what lies further ahead.
+        """
+        if self.has_look:
+            return state
+        return frozenset(self._view(rest, reach) for rest in state)
+
+    def _view(self, rest: int, reach: int) -> int:
+        known = self._views.get((rest, reach))
+        if known is not None:
+            return known
+        chain: list[Node] = []
+        at, left = rest, reach
+        while at != END and left > 0:
+            node = self._node[at]
+            assert node is not None
+            if isinstance(node, Repeat) and self._min_length[node.body] >= 1:
+                low, high = min(node.low, left + 1), node.high
+                node = self._repeat(node.body, low, None if high is None or high > left else high)
+            chain.append(node)
+            left -= int(min(self._min_length[node], left))
+            at = self.after[at]
+        seen = END if at == END else BEYOND
+        for node in reversed(chain):
+            seen = self.rest(node, seen)
+        self._views[rest, reach] = seen
+        return seen
+
+
+# ---------------------------------------------------------------------- facts about nodes
+
+
+def _children(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Chars():
+            return ()
+        case Sequence(parts):
+            return parts
+        case Choice(options):
+            return options
+        case Repeat(body) | Look(body):
+            return (body,)
+        case Rule():
+            assert node.body is not None, f"rule {node.name} has no body"
+            return (node.body,)
+
+
+def _all_nodes(root: Node) -> list[Node]:
+    """Each once, and below before above (a rule that holds itself aside)."""
+    order: list[Node] = []
+    seen = {root}
+    stack = [(root, iter(_children(root)))]
+    while stack:
+        node, children = stack[-1]
+        for child in children:
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, iter(_children(child))))
+                break
+        else:
+            order.append(node)
+            stack.pop()
+    return order
+
+
+def _min_lengths(nodes: list[Node], mask: dict[Node, int]) -> dict[Node, float]:
+    """The fewest characters that each can match; inf if it can't match at all."""
+    length: dict[Node, float] = {
+        node: inf if isinstance(node, Rule) else 0 for node in nodes
+    }  # fmt: skip
+    changed = True
+    while changed:  # once, and more often only where rules hold themselves
+        changed = False
+        for node in nodes:
+            match node:
+                case Chars():
+                    new: float = 1 if mask[node] else inf
+                case Sequence(parts):
+                    new = sum(length[part] for part in parts)
+                case Choice(options):
+                    new = min(length[option] for option in options)
+                case Repeat(body, low, _):
+                    new = low * length[body] if low else 0
+                case Rule():
+                    new = length[node.body] if node.body is not None else inf
+                case Look():
+                    new = 0
+            if isinstance(node, Rule):
+                changed |= new != length[node]
+            length[node] = new
+    return length
+
+
+def _is_zero_width(node: Node, known: dict[Node, bool]) -> bool:
+    """Whether it never matches a character.  A rule that is still open counts as one that may."""
+    match node:
+        case Look():
+            return True
+        case Chars() | Rule():
+            return False
+        case _:
+            return all(known.get(child, False) for child in _children(node))
+
+
+def _holding_looks(nodes: list[Node]) -> set[Node]:
+    """Those with a look-around in them; rules count as such, since that costs nothing."""
+    found: set[Node] = set()
+    for node in nodes:
+        if isinstance(node, Look | Rule) or any(child in found for child in _children(node)):
+            found.add(node)
+    return found

@@ -1,0 +1,165 @@
+"""The tokens of a vocabulary as a tree over their bytes, and the masks of states over it.
+
+The tree is walked level by level, all nodes of a level at once: beside each node stands the
+automaton's state after the bytes that lead there, and where that is the dead state, all tokens
+below are left out.  A token is allowed if its last byte leads to a state that is not dead, since
+from every such state a match can be reached.
+
+    tokens "a", "ab", "b"            root ──a── a ──b── ab
+                                          └─b── b
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.fsm.automaton import ByteAutomaton
+
+Int = npt.NDArray[np.int64]
+Row = npt.NDArray[np.int32]
+
+
+class VocabIndex:
+    """The vocabulary of one model, made once and shared by all patterns.
+
+    Nodes are numbered level by level, so that a node's children stand side by side.
+
+    Args:
+        token_bytes: what each token adds to a text; empty for ids that add nothing.
+        stop_ids: the ids that end an answer: allowed where the text is complete, and only there.
+        special_ids: ids whose tokens are no text, whatever their name; never allowed otherwise.
+
+    Attributes:
+        vocab_size: how many ids there are.
+        num_words: the length of a packed mask: a bit for each id, 32 to a word, low bits first.
+        reach: the length of the longest token, in bytes.
+
+    Raises:
+        ValueError: a stop id is no id of the vocabulary, or there is none.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        stop_ids: Collection[int],
+        special_ids: Collection[int] = (),
+    ) -> None:
+        self.vocab_size = len(token_bytes)
+        self.num_words = -(-self.vocab_size // 32)
+        self.stop_ids = tuple(sorted(set(stop_ids)))
+        if not self.stop_ids or not 0 <= self.stop_ids[0] <= self.stop_ids[-1] < self.vocab_size:
+            raise ValueError(
+                f"stop ids {list(self.stop_ids)}: give one or more ids from 0 to "
+                f"{self.vocab_size - 1}, or a constrained answer could never end"
+            )
+        no_text = set(stop_ids) | set(special_ids)
+        self._bytes = [
+            b"" if i in no_text else data for i, data in enumerate(token_bytes)
+        ]  # fmt: skip
+        self._build_tree()
+        self.reach = self._num_levels
+        # Masks as rows, each once; patterns share them, and a device holds a copy of the table.
+        self.rows: Row = np.zeros((16, self.num_words), np.int32)
+        self.num_rows = 0
+        self._row_of: dict[bytes, int] = {}
+        self._lock = threading.Lock()
+        self.no_ids: Int = np.zeros(0, np.int64)
+
+    def text_of(self, token: int) -> bytes:
+        """What the token adds to a text; empty if it is none."""
+        return self._bytes[token] if 0 <= token < self.vocab_size else b""
+
+    # ------------------------------------------------------------------ the tree
+
+    def _build_tree(self) -> None:
+        """A node for each distinct start of a token: in sorted order they stand side by side."""
+        order = sorted((data, i) for i, data in enumerate(self._bytes) if data)
+        ids = np.array([i for _, i in order], np.int64)
+        lengths = np.array([len(data) for data, _ in order], np.int64)
+        joined = np.frombuffer(b"".join(data for data, _ in order), np.uint8)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        self._num_levels = int(lengths.max(initial=0))
+        parents, levels = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+        node_of = np.zeros(len(order), np.int64)  # of each token's first bytes so far
+        num_nodes = 1  # node 0 is the root
+        for depth in range(self._num_levels):
+            longer = np.flatnonzero(lengths > depth)
+            byte, parent = joined[starts[longer] + depth], node_of[longer]
+            is_new = np.ones(len(longer), bool)
+            is_new[1:] = (byte[1:] != byte[:-1]) | (parent[1:] != parent[:-1])
+            node_of[longer] = num_nodes + np.cumsum(is_new) - 1
+            num_nodes += int(is_new.sum())
+            parents.append(parent[is_new])
+            levels.append(byte[is_new])
+        parent = np.concatenate(parents)  # of nodes 1, 2, ...
+        self._byte: Int = np.concatenate([[0], *levels]).astype(np.int64)  # [num_nodes]
+        self._num_children: Int = np.bincount(parent, minlength=num_nodes)
+        # subtle: children of earlier nodes come earlier, so counting up gives each first child
+        self._first_child: Int = np.cumsum(self._num_children) - self._num_children + 1
+        # Of the tokens with equal bytes one stands in the tree, and the others copy its bit.
+        self._token: Int = np.full(num_nodes, -1, np.int64)
+        self._token[node_of] = ids
+        chosen = self._token[node_of] if len(ids) else ids
+        self._copies: Int = ids[chosen != ids]
+        self._originals: Int = chosen[chosen != ids]
+
+    def _children(self, nodes: Int) -> tuple[Int, Int]:
+        """All children of `nodes`, and for each the index of its parent among them."""
+        counts = self._num_children[nodes]
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        first = self._first_child[nodes] - (ends - counts)
+        parents = np.repeat(np.arange(len(nodes)), counts)
+        return first[parents] + np.arange(total), parents
+
+    # ------------------------------------------------------------------ masks
+
+    def walk(self, automaton: ByteAutomaton, state: int) -> Int:
+        """The ids of the tokens that may come next, in no order, without the stop ids."""
+        nodes, states = np.zeros(1, np.int64), np.array([state], np.int32)
+        found = [self.no_ids]
+        while len(nodes):
+            automaton.fill(states)
+            nodes, parents = self._children(nodes)
+            states = automaton.table[states[parents], self._byte[nodes]]
+            alive = np.flatnonzero(states)
+            nodes, states = nodes[alive], states[alive]
+            found.append(self._token[nodes])
+        ids = np.concatenate(found)
+        return ids[ids >= 0]
+
+    def pack(self, ids: Int, *, is_complete: bool) -> Row:
+        """A mask of these ids and, if the text is complete, of the stop ids.  # [num_words]"""
+        bits = np.zeros(self.num_words * 32, np.uint8)
+        bits[ids] = 1
+        if len(self._copies):
+            bits[self._copies] = bits[self._originals]
+        if is_complete:
+            bits[list(self.stop_ids)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def row(self, mask: Row) -> int:
+        """The number of the row of `rows` that holds this mask; equal masks share one."""
+        key = mask.tobytes()
+        with self._lock:
+            number = self._row_of.get(key)
+            if number is None:
+                number = self.num_rows
+                if number == len(self.rows):
+                    self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+                self.rows[number] = mask
+                self._row_of[key] = number
+                self.num_rows += 1
+            return number
+
+    def gather(self, rows: Sequence[int]) -> Row:
+        """The masks of a batch: one row of the table for each.  # [batch, num_words]"""
+        return self.rows.take(rows, axis=0)
+
+    def ids(self, mask: Row) -> list[int]:
+        """The ids of a packed mask, in order."""
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
