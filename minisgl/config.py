@@ -50,6 +50,10 @@ class EngineConfig:
     kv_tokens: int | None = None
     """Slots of the KV pool, in tokens; None: as many as `kv_memory_fraction` holds."""
 
+    kv_dtype: str = "auto"
+    """Of the keys and values in the pool; "auto": as the activations.  A narrower one holds more
+    tokens, and what is computed with is rounded to it, from the first token of a prompt on."""
+
     kv_memory_fraction: float | None = None
     """Share of the memory that is free after loading which the KV pool may take;
     None: 0.85 on a GPU, 0.25 on a CPU (where the decode workspace may take as much again)."""
@@ -95,6 +99,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _choice("device", self.device, DEVICES)
         _choice("dtype", self.dtype, DTYPES)
+        _choice("kv_dtype", self.kv_dtype, DTYPES)
         _choice("policy", self.policy, POLICIES)
         for field in fields(self):
             value = getattr(self, field.name)

@@ -12,6 +12,7 @@ from minisgl.config import EngineConfig
     [
         ("device", "tpu", "cpu, cuda"),
         ("dtype", "int4", "float32"),
+        ("kv_dtype", "int8", "float32"),
         ("policy", "lifo", "lpm, dfs-weight, fcfs, random"),
         ("max_overtakes", -1, "at least 0"),
         ("max_cached_tokens", -1, "at least 0, or None"),

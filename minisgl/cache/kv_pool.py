@@ -6,7 +6,7 @@ other, memory has no fragments, and a prefix in the tree is shared by writing th
 into two requests' tables (page size 1, as in the paper, arXiv 2312.07104; the idea of paging K/V is
 vLLM's, arXiv 2309.06180).
 
-Left out: pages of more than one token, and K/V in a smaller type than the model's.
+Left out: pages of more than one token, and K/V in types of 8 bits.
 """
 
 from __future__ import annotations

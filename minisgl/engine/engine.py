@@ -16,6 +16,8 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar, overload
 
+import torch
+
 from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.chat_template import ChatTemplate
@@ -79,6 +81,8 @@ class Engine:
         self._chat_template: ChatTemplate | None = None
         self._path = path
         device, dtype = self.placement.device, self.placement.dtype
+        kv = self.config.kv_dtype
+        kv_dtype = dtype if kv == "auto" else getattr(torch, kv)
         net = load_model(
             path,
             self.model_config,
@@ -93,15 +97,13 @@ class Engine:
             self.model_config,
             weights=sum(p.nbytes for p in net.parameters()),
             context_length=self.context_length,
-            dtype=dtype,
+            dtype=kv_dtype,
             device=device,
         )
         if progress:
             print(self.memory, file=sys.stderr)  # noqa: T201  # asked for
         c = self.model_config
-        pool = KVPool(
-            self.memory.slots, c.num_layers, c.num_kv_heads, c.head_dim, dtype=dtype, device=device
-        )
+        pool = KVPool(self.memory.slots, c.num_layers, c.num_kv_heads, c.head_dim, kv_dtype, device)
         scheduler = Scheduler(
             pool,
             ReqToToken(self.config.max_running, self.context_length, device),
