@@ -23,6 +23,7 @@ pytest.importorskip("triton")
 from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.detokenizer import Detokenizer
+from minisgl.engine.adjustments import Adjustments
 from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.req import Req
@@ -104,11 +105,14 @@ def runner(tiny_model_dir: Path) -> ModelRunner:
 def running(runner: ModelRunner, directory: Path, **params: Any) -> list[Req]:
     """Requests in the midst of their answers."""
     tokenizer = Tokenizer(directory)
+    settings = SamplingParams(**params)
     reqs = []
     for i in range(B):
+        adjustments = Adjustments(settings, [5, 6, 7], []) if settings.logit_bias else None
         req = Req(
             prompt_ids=[5, 6, 7],
-            params=SamplingParams(**params),
+            params=settings,
+            adjustments=adjustments,
             max_tokens=20,
             stop_ids=frozenset(),
             seed=i,
@@ -140,6 +144,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    {"temperature": 0.7, "presence_penalty": 0.5, "logit_bias": {3: -1.0}},
 ]
 
 
@@ -175,7 +180,7 @@ def test_a_decode_step_waits_for_the_sampled_ids_alone(
         assert (asked, reads) == (reqs, [])
         assert logits.shape[0] == B
         ids = sample_rows(logits, asked)
-    assert copies.count <= 5
+    assert copies.count <= (8 if reqs[0].adjustments else 4)
     assert len(ids) == B
     assert len(reads) == 1
     if graph:
@@ -195,6 +200,22 @@ def test_a_mixed_step_does_not_wait_either(
         asked, logits, _ = runner.forward(Step(decodes, [Extend(new, 0, 3)]))
     assert (copies.count, reads, len(asked), logits.shape[0]) == (1, [], B, B)
     assert "_extend_attention_kernel" in launches
+
+
+def test_a_shared_prefix_is_described_to_the_device_once(
+    tiny_model_dir: Path, runner: ModelRunner, launches: list[str], reads: list[str]
+) -> None:
+    reqs = running(runner, tiny_model_dir)
+    runner.scheduler.tree.insert([5, 6, 7], [0, 1, 2])
+    for req in reqs[:2]:
+        req.node = runner.scheduler.tree.match_prefix([5, 6, 7]).node
+    runner.min_saved = 1
+    runner.forward(Step(reqs, []))
+    launches.clear()
+    with Copies() as copies:
+        runner.forward(Step(reqs, []))
+    assert (copies.count, reads) == (1, [])
+    assert "_cascade_attention_kernel" in launches
 
 
 def test_the_test_sees_a_wait(runner: ModelRunner) -> None:
