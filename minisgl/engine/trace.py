@@ -110,7 +110,8 @@ class Trace:
 
     def _slice(self, name: str, start: float, stop: float, args: Event | None = None) -> Event:
         event = {"ph": "X", "name": name, "cat": "step", **_ENGINE, "ts": self._us(start)}
-        event["dur"] = round((stop - start) * 1e6, 3)
+        # subtle: of rounded times, so that the last part ends when its step does, to the nanosecond
+        event["dur"] = round(self._us(stop) - self._us(start), 3)
         return event if args is None else event | {"args": args}
 
     def _counters(self, s: Scheduler, tokens: dict[str, int], at: float) -> list[Event]:
@@ -128,7 +129,7 @@ class Trace:
         }
         counters = {"slots": slots, "queue": queue, "tokens": tokens}
         return [
-            {"ph": "C", "name": name, "pid": 1, "ts": self._us(at), "args": values}
+            {"ph": "C", "name": name, **_ENGINE, "ts": self._us(at), "args": values}
             for name, values in counters.items()
         ]
 
@@ -184,7 +185,7 @@ class Trace:
         return events
 
     def _async(self, ph: str, name: str, req: Req, at: float, args: Event | None = None) -> Event:
-        event = {"ph": ph, "name": name, "cat": "request", "id": req.id, "pid": 1}
+        event = {"ph": ph, "name": name, "cat": "request", "id": req.id, **_ENGINE}
         event["ts"] = self._us(at)
         return event if args is None else event | {"args": args}
 

@@ -104,7 +104,7 @@ def test_the_parts_of_a_step_fill_it_and_the_counters_add_up(
         begins = [e["ts"] for e in mine] + [step["ts"] + step["dur"]]
         assert begins[0] == step["ts"]
         for e, stop in zip(mine, begins[1:], strict=True):
-            assert e["dur"] >= 0 and e["ts"] + e["dur"] == pytest.approx(stop, abs=0.01)
+            assert e["dur"] >= 0 and e["ts"] + e["dur"] == pytest.approx(stop, abs=1e-4)
         assert (step["pid"], step["tid"]) == (mine[0]["pid"], mine[0]["tid"])  # so they nest
     counters = defaultdict(list)
     for e in found:
