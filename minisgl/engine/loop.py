@@ -151,6 +151,7 @@ class EngineLoop:
             pool_slots=s.pool.num_slots,
             free_slots=free,
             tree_slots=tree,
+            locked_slots=s.tree.protected_size,
             request_slots=s.pool.num_slots - free - tree,
             ttft_p50=percentile(m.ttft, 50),
             ttft_p99=percentile(m.ttft, 99),
@@ -172,7 +173,8 @@ class EngineLoop:
                 self.meter.busy_seconds += seconds
                 self.meter.step.append(seconds)
                 if self.scheduler.is_idle:
-                    self.check()
+                    self.scheduler.check_accounts()
+                    self.runner.check()
             fault = None
         except BaseException as error:  # whatever it was, callers must hear of it
             fault = error

@@ -96,6 +96,7 @@ class Scheduler:
         self.running: list[Req] = []
         self.stuck: list[Req] = []  # too large for the pool even alone, as of the last `next_step`
         self.retractions = 0
+        self._is_blocked = False  # the next in line does not fit, and nothing has changed since
         self.left: list[Req] = []  # gave their row back; the model runner forgets them and clears
 
     @property
@@ -112,6 +113,7 @@ class Scheduler:
         """A new request joins the queue."""
         req.key = tuple(req.tokens)
         self.waiting.add(req)
+        self._is_blocked = False
 
     # ------------------------------------------------------------------ one step
 
@@ -125,7 +127,7 @@ class Scheduler:
         for req in self.prefilling:  # chunks under way go first: they hold slots
             self._follow(req)
             budget -= self._schedule_chunk(req, budget, extends)
-        if budget > 0 and self.req_to_token.available_rows:
+        if budget > 0 and self.req_to_token.available_rows and not self._is_blocked:
             self._admit_waiting(budget, extends)
         return Step(decodes, extends)
 
@@ -168,8 +170,10 @@ class Scheduler:
     def _admit_waiting(self, budget: int, extends: list[Extend]) -> None:
         for req in self.waiting.candidates(self._peek):
             if not self._admit(req):
+                # While others only decode, room shrinks and nothing new is cached: ask no more.
+                self._is_blocked = True
                 if not (self.running or self.prefilling):
-                    self.stuck = [req]  # it was retracted when it had all but outgrown the pool
+                    self.stuck = [req]  # not even alone
                 return
             is_anyone_due = self.waiting.admitted(req)
             self.prefilling.append(req)
@@ -182,6 +186,7 @@ class Scheduler:
         for req in step.decodes:
             req.kv_len += 1
         for extend in step.extends:
+            self._is_blocked = False
             req = extend.req
             req.kv_len = extend.stop
             if extend.is_last:
@@ -209,15 +214,17 @@ class Scheduler:
         if not req.retractions:
             req.cached_tokens += len(match.slots)
 
+    def _promised_to(self, req: Req) -> int:
+        """Slots that `req`, admitted, will want soon: for the rest of its prompt, and to go on."""
+        prompt = max(0, len(req.key) - req.slot_len)
+        answer = req.max_tokens - len(req.output_ids) - 1  # the last token needs no slot
+        return prompt + max(0, min(self.look_ahead, answer))
+
     def _admit(self, req: Req) -> bool:
         """Lend `req` its cached prefix and a row, if the rest of its prompt fits."""
         match = self._match(req)
         self.tree.lock(match.node)
-        # What is still to come of prompts under way, and of answers in the next steps.
-        promised = sum(len(r.key) - r.slot_len for r in self.prefilling)
-        promised += sum(
-            min(self.look_ahead, r.max_tokens - len(r.output_ids)) for r in self.running
-        )
+        promised = sum(self._promised_to(other) for other in self.prefilling + self.running)
         if len(req.key) - len(match.slots) + promised > self.room:
             self.tree.unlock(match.node)
             return False
@@ -284,6 +291,7 @@ class Scheduler:
     def finish(self, req: Req, *, keep: bool = True) -> None:
         """`req` leaves, whatever it was doing.  `keep=False`: what it computed is not to be trusted
         and leaves the tree, as far as nobody else stands on it."""
+        self._is_blocked = False
         if req.row is None:
             self.waiting.remove(req)
             return

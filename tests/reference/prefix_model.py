@@ -1,7 +1,7 @@
 """The slow, obvious model of an engine: what each slot holds is written down as a prefix.
 
-`PrefixModel` runs a real `Scheduler` and stands in for the language model.  The "keys and values" of
-a token are the namespace and all tokens up to it, which is what real ones depend on.  So after a
+`PrefixModel` runs a real `Scheduler` and stands in for the language model.  The "keys and values"
+of a token are the namespace and all tokens up to it, which is what real ones depend on.  So after a
 step it can be asked of every position that the step read: was this the K/V of that very prefix?
 
 The next token is a pure function of the tokens so far, so every request has one right answer,
@@ -29,17 +29,19 @@ STOP = 7  # ends an answer
 LETTERS = 3  # so that answers and prompts collide all the time
 
 
-def next_token(tokens: Sequence[int]) -> int:
-    """A letter, and now and then STOP."""
+def next_token(tokens: Sequence[int], *, stops: bool) -> int:
+    """A letter; where answers may stop, now and then STOP."""
     mixed = hash(tuple(tokens)) % 1_000_003  # of integers: the same in every process
-    return STOP if mixed % 11 == 0 else mixed % LETTERS
+    return STOP if stops and mixed % 11 == 0 else mixed % LETTERS
 
 
-def answer_alone(prompt: Sequence[int], max_tokens: int, slots: int) -> list[int]:
+def answer_alone(
+    prompt: Sequence[int], max_tokens: int, slots: int, *, stops: bool = False
+) -> list[int]:
     """The answer of an engine that has all `slots` for one request, which stops where it must."""
     output: list[int] = []
     while len(output) < max_tokens and len(prompt) + len(output) <= slots:
-        output.append(next_token([*prompt, *output]))
+        output.append(next_token([*prompt, *output], stops=stops))
         if output[-1] == STOP:
             break
     return output
@@ -68,9 +70,12 @@ class Tally:
 class PrefixModel:
     """A scheduler, the slots' contents, and who has ended how."""
 
-    def __init__(self, slots: int, *, rows: int = 8, context: int = 256, **settings: Any) -> None:
+    def __init__(
+        self, slots: int, *, rows: int = 8, context: int = 256, stops: bool = False, **settings: Any
+    ) -> None:
         pool = KVPool(slots, 1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device="cpu")
         self.scheduler = Scheduler(pool, ReqToToken(rows, context, "cpu"), **settings)
+        self.stops = stops
         self.content: dict[int, Prefix] = {}
         self.ended: dict[Req, str] = {}
         self.tally = Tally()
@@ -113,9 +118,7 @@ class PrefixModel:
             if self.scheduler.is_idle:
                 return
             self.step()
-        raise AssertionError(
-            f"{len(self.live())} requests are still there after {most_steps} steps"
-        )
+        raise AssertionError(f"{len(self.live())} requests are there after {most_steps} steps")
 
     # ------------------------------------------------------------------ one step's parts
 
@@ -145,7 +148,7 @@ class PrefixModel:
 
     def _sample(self, req: Req) -> None:
         if req.max_tokens:
-            req.output_ids.append(next_token(req.tokens))
+            req.output_ids.append(next_token(req.tokens, stops=self.stops))
         if req.output_ids[-1:] == [STOP]:
             self.end(req, "stop")
         elif len(req.output_ids) == req.max_tokens:
