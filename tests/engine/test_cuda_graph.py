@@ -6,6 +6,8 @@ kernels have their turn in tests/kernels/test_graph_decode.py, and CUDA in scrip
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
+from minisgl.engine import cuda_graph
 from minisgl.engine.cuda_graph import CudaGraphRunner, batch_sizes
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.scheduler import Step
@@ -206,3 +209,51 @@ def test_a_step_of_prompts_alone_runs_no_graph(engine: Engine) -> None:
     runner.graphs, recorded = record(runner)
     done = engine.generate([3, 4, 5], SamplingParams(temperature=0.0, max_tokens=1))
     assert (len(done.token_ids), recorded.replays) == (1, 0)
+
+
+def test_capture_warms_up_apart_and_shares_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls to torch.cuda, in order, on stand-ins that take the real signatures."""
+    log: list[str] = []
+    signature = inspect.signature(torch.cuda.graph.__init__)
+
+    class Stream:
+        def __init__(self, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+    class Graph:
+        def replay(self) -> None:
+            log.append("replay")
+
+    @contextlib.contextmanager
+    def stream(s: Stream) -> Iterator[None]:
+        log.append(f"on {s.name}")
+        yield
+        log.append(f"off {s.name}")
+
+    @contextlib.contextmanager
+    def graph(*args: object, **kwargs: object) -> Iterator[None]:
+        given = signature.bind(None, *args, **kwargs).arguments
+        assert isinstance(given["cuda_graph"], Graph)
+        log.append(f"record {given['pool']} on {given['stream'].name}")
+        yield
+
+    main = Stream("main")
+    for name, value in {
+        "graph_pool_handle": lambda: "memory",
+        "Stream": Stream,
+        "current_stream": lambda: main,
+        "CUDAGraph": Graph,
+        "stream": stream,
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    replay = cuda_graph._cuda_capture()(lambda: log.append("step"))
+    assert log == [
+        "side waits for main", "on side", "step", "off side", "main waits for side",
+        "record memory on side", "step",
+    ]  # fmt: skip
+    replay()
+    assert log[-1] == "replay"
