@@ -32,7 +32,7 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, dtype: str) -> None:
         expected.append(out[0, len(prompt) :].tolist())
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     with Engine(str(path), dtype=dtype, context_length=16, kv_tokens=32, prefill_budget=4) as ours:
-        assert ours.runner.workspace is None, "interpreted kernels read the pool"
+        assert ours.loop.runner.workspace is None, "interpreted kernels read the pool"
         answers = ours.generate(PROMPTS, params)
         assert [a.token_ids for a in answers] == expected
         warm = ours.generate(PROMPTS[1], params)
