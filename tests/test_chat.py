@@ -73,7 +73,8 @@ class ScriptedEngine:
         return Stats(
             requests=9, prompt_tokens=40, cached_tokens=10, output_tokens=6, steps=8, retractions=5,
             busy_seconds=1.5, waiting=4, running=3, pool_slots=100, free_slots=60, tree_slots=38,
-            request_slots=2, ttft_p50=0.0123, ttft_p99=0.5, step_p50=0.004, step_p99=0.0091,
+            locked_slots=20, request_slots=2,
+            ttft_p50=0.0123, ttft_p99=0.5, step_p50=0.004, step_p99=0.0091,
         )  # fmt: skip
 
     def tree(self) -> str:
@@ -320,7 +321,7 @@ def test_stats_and_verbose(engine: ScriptedEngine) -> None:
         "prompts: 40 tokens, 10 (25%) of them cached",
         "answers: 6 tokens in 8 steps and 1.5 s (4.0 tokens/s), 5 retractions",
         "first token: 12.3 ms (p99 500.0 ms); step: 4.0 ms (p99 9.1 ms)",
-        "KV pool: 100 slots: 60 free, 38 in the radix tree, 2 of running requests",
+        "KV pool: 100 slots: 60 free, 38 in the radix tree (20 locked), 2 of running requests",
     ):
         assert out.count(line + "\n") == 2
     assert "(3 cached), 2 new" in talk.notes

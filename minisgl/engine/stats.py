@@ -30,6 +30,7 @@ class Stats:
     pool_slots: int  # = free + tree + request
     free_slots: int
     tree_slots: int
+    locked_slots: int  # of tree_slots: running requests read them, so they can't be evicted
     request_slots: int  # computed by running requests and not (yet) the tree's
 
     ttft_p50: float  # seconds from submission to the first token, of the last 1,024 requests
@@ -61,7 +62,8 @@ class Stats:
             f"{self.retractions} retractions\n"
             f"first token: {ttft50} (p99 {ttft99}); step: {step50} (p99 {step99})\n"
             f"KV pool: {self.pool_slots} slots: {self.free_slots} free, "
-            f"{self.tree_slots} in the radix tree, {self.request_slots} of running requests"
+            f"{self.tree_slots} in the radix tree ({self.locked_slots} locked), "
+            f"{self.request_slots} of running requests"
         )
 
 

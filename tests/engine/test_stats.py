@@ -55,10 +55,12 @@ def test_the_queue_and_the_slots_of_those_who_run(tiny_model_dir: Path) -> None:
         assert s.running <= 2
     assert max(s.waiting for s in seen) == 3 and max(s.running for s in seen) == 2
     assert max(s.request_slots for s in seen) > 0
+    assert all(0 <= s.locked_slots <= s.tree_slots for s in seen)
+    assert max(s.locked_slots for s in seen) >= handles[0].result().prompt_tokens - 1
     # A prompt that still waits is no miss.
     assert all(s.cached_tokens <= s.prompt_tokens for s in seen)
     assert all(s.hit_rate == 0 for s in seen if s.prompt_tokens == 0)
-    assert (last.waiting, last.running, last.request_slots) == (0, 0, 0)
+    assert (last.waiting, last.running, last.request_slots, last.locked_slots) == (0, 0, 0, 0)
 
 
 def test_who_left_the_queue_is_no_miss(tiny_model_dir: Path) -> None:
