@@ -13,7 +13,8 @@ buffers that stay where they are, and lengths are read by the kernels, never by 
 
 One graph for each of the batch sizes 1, 2, 4, 8, 16, 24, ...; a step takes the next larger one.
 All graphs share one memory pool, since only one of them runs at a time; the largest is recorded
-first, so that the others fit into what it took.  Steps with prompt tokens run without a graph.
+first, so that the others fit into what it took.  Steps with prompt tokens or with shared segments
+run without a graph.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def batch_sizes(most: int) -> list[int]:
-    """The batch sizes to record, so that at most half the rows, or 7, are padding.
+    """The batch sizes to record, so that less than half of the rows, or at most 7, are padding.
 
     >>> batch_sizes(20), batch_sizes(1)
     ([1, 2, 4, 8, 16, 20], [1])
