@@ -26,7 +26,7 @@ from minisgl.engine.req import Req
 from tests.engine.common import LONG, assert_all_free, fp32, greedy, in_thread
 
 MOST = 24  # tokens of an answer
-POISON = 300  # the token whose embedding is NaN
+POISON = 300  # the token whose embedding is NaN; first in its prompts, so nobody shares them
 BAD: list[tuple[Any, dict[str, Any]]] = [
     ("", {}),
     ([], {}),
@@ -77,7 +77,11 @@ class Client:
         at = self.rng.randrange(max(1, len(text) - 1))
         stop = text[at : at + 2]
         uses_stop = self.rng.random() < 0.3 and len(stop) == 2
-        return greedy(self.rng.randrange(MOST + 1), stop=(stop,) if uses_stop else ())
+        return greedy(
+            self.rng.randrange(MOST + 1),
+            stop=(stop,) if uses_stop else (),
+            namespace=self.rng.choice([None, None, "a", "b"]),
+        )
 
     def judge(
         self,
