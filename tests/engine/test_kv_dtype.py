@@ -15,6 +15,7 @@ from minisgl import Engine
 from tests.engine.common import assert_all_free, fp32, greedy
 
 SHARED = [(7 * i) % 300 + 5 for i in range(90)]  # longer than a slab's first threshold
+LOGPROBS = greedy(logprobs=1)
 PROMPTS = [[*SHARED, 11, 12], [*SHARED, 13], [5, 90, 7], [*SHARED[:40], 20, 21, 22]]
 
 
@@ -35,17 +36,20 @@ def kv_dtype(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model_dir: Path, kv_dtype: str) -> list[list[int]]:
-    """transformers' greedy answers, computed in float32 on rounded keys and values."""
+def expected(tiny_model_dir: Path, kv_dtype: str) -> list[list[tuple[int, float]]]:
+    """transformers' greedy tokens and their log-probabilities, on rounded keys and values."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
     model.generation_config.eos_token_id = None
     answers = []
     with rounding(getattr(torch, kv_dtype)):
         for prompt in PROMPTS:
             out = model.generate(
-                torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0
-            )
-            answers.append(out[0, len(prompt) :].tolist())
+                torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0,
+                output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+            ids = out.sequences[0, len(prompt) :].tolist()
+            logprobs = torch.log_softmax(torch.cat(out.logits), dim=-1)
+            answers.append([(t, float(row[t])) for t, row in zip(ids, logprobs, strict=True)])
     return answers
 
 
@@ -65,13 +69,21 @@ def engine(request: pytest.FixtureRequest, tiny_model_dir: Path, kv_dtype: str) 
         assert_all_free(engine)
 
 
-def test_tokens_equal_transformers_on_rounded_keys(
-    engine: Engine, expected: list[list[int]]
+def test_answers_equal_transformers_on_rounded_keys(
+    engine: Engine, expected: list[list[tuple[int, float]]]
 ) -> None:
-    """Cold, warm, together and one by one."""
+    """Cold, warm, together and one by one.
+
+    Keys that are not rounded move a log-probability by 3e-3 here (float16: 3e-4); one value on the
+    border that rounds the other way moves it by 4e-5.
+    """
     for prompts in (PROMPTS, PROMPTS[::-1], *([p] for p in PROMPTS)):
-        answers = engine.generate(prompts, greedy())
-        assert [a.token_ids for a in answers] == [expected[PROMPTS.index(p)] for p in prompts]
+        for prompt, answer in zip(prompts, engine.generate(prompts, LOGPROBS), strict=True):
+            theirs = expected[PROMPTS.index(prompt)]
+            assert answer.token_ids == [t for t, _ in theirs]
+            assert [x.logprob for x in answer.logprobs or ()] == pytest.approx(
+                [p for _, p in theirs], abs=1e-4
+            )
 
 
 def test_the_pool_holds_it_and_has_room_for_more(tiny_model_dir: Path) -> None:
