@@ -45,20 +45,7 @@ class TestInFlightSharing:
             [(32, 41), (40, 41), (40, 41)],
         ]
 
-    def test_a_prompt_under_way_follows_one_that_knows_more(self) -> None:
-        """b waits for room in the middle of its prompt, while a's answer runs into b's prompt."""
-        model = PrefixModel(200, prefill_budget=4)
-        a = model.submit([1, 2], 40)
-        answer = answer_alone([1, 2], 6, 200)
-        b = model.submit([1, 2, *answer[:5], 50, 51, 52], 1)
-        while not model.ended.get(b):
-            model.step()
-        # Whatever a has given back by then, b computed the rest only; the model checks "once".
-        assert model.tally.prefilled <= 2 + 8
-        model.end(a, "abort")
-        model.run()
-
-    def test_follow_takes_over_what_was_released_in_the_meantime(self) -> None:
+    def test_a_prompt_under_way_takes_over_what_others_leave_in_the_meantime(self) -> None:
         model = PrefixModel(200, prefill_budget=4, rows=2)
         long = model.submit([*range(20, 40)])
         assert spans(model.step()) == [(0, 4)]
@@ -123,11 +110,8 @@ class TestNamespaces:
             model.submit(list(range(10)), 3, namespace)
             for namespace in (None, "adapter", None, "salt", "adapter")
         ]
-        step = model.step()
-        assert (
-            spans(step) == [(0, 10), (9, 10), (0, 10), (9, 10), (0, 10)]
-            or sorted(spans(step)) == [(0, 10)] * 3 + [(9, 10)] * 2
-        )
+        # one tree for each, and a second asker follows the first at once
+        assert spans(model.step()) == [(0, 10), (9, 10), (0, 10), (9, 10), (0, 10)]
         model.run()
         assert [req.cached_tokens for req in reqs] == [0, 0, 9, 0, 9]
         again = model.submit(list(range(10)), 1, "salt")
