@@ -15,6 +15,7 @@ forbids (overlong, surrogates, beyond U+10FFFF) are class 0, so no automaton acc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ class Alphabet:
         edges: where a stretch of characters of one class begins.  # [num_stretches]
         classes: the class of each.  # [num_stretches]
         root: the block of a character's first byte.
+        ascii_of: how many characters of ASCII are in each class that has some.
     """
 
     def __init__(self, sets: Iterable[Ranges]) -> None:
@@ -87,8 +89,12 @@ class Alphabet:
         self.classes = np.array(classes, np.int64)
         is_edge = np.concatenate([[True], self.classes[1:] != self.classes[:-1]])
         self.edges, self.classes = edges[is_edge], self.classes[is_edge]
+        self._ranges: dict[int, Ranges] = {}
         self._blocks: dict[tuple[int, int], Block] = {}
         self.root = self._root()
+        self.ascii_of: dict[int, int] = Counter(
+            self.root.steps[i].char_class for i in self.root.step_of_byte[:128].tolist() if i
+        )
 
     def mask(self, ranges: Ranges) -> int:
         """The classes that make up one of the sets, a bit for each."""
@@ -100,6 +106,12 @@ class Alphabet:
 
     def ranges(self, mask: int) -> Ranges:
         """The characters of some classes."""
+        known = self._ranges.get(mask)
+        if known is None:
+            known = self._ranges[mask] = self._find_ranges(mask)
+        return known
+
+    def _find_ranges(self, mask: int) -> Ranges:
         stops = [*self.edges[1:].tolist(), MAX_CHAR]
         found: list[tuple[int, int]] = []
         for start, stop, number in zip(

@@ -23,6 +23,7 @@ from minisgl.fsm.rests import Before, Rests, RestTable, TooComplexError
 
 MAX_SEARCH = 20_000  # states visited in search of an accepting one
 MAX_STATES = 500_000
+MIN_ASCII = 16  # characters of ASCII that make an edge a wide one
 
 Edges = dict[int, int]  # a state -> the classes that lead there, a bit for each
 
@@ -109,6 +110,22 @@ class Automaton:
         """Equal for states whose next `reach` characters, and ends among them, are the same."""
         before, rests = self._states[state]
         return self._rests.view(rests, reach) if not before else state
+
+    def saturated(self, state: int, reach: int) -> int:
+        """A state whose next `reach` characters are the same, with counts above that let go."""
+        if self._rests.has_look:
+            return state
+        return self._state((), self._rests.saturated(self._states[state][1], reach))
+
+    def widest_edge(self, state: int) -> tuple[int, int] | None:
+        """The edge with the most letters of ASCII, if it has many: its state and its classes."""
+        letters = self.alphabet.ascii_of
+        best = max(
+            ((sum(n for c, n in letters.items() if classes >> c & 1), target, classes)
+             for target, classes in self.edges(state).items()),
+            default=(0, 0, 0),
+        )  # fmt: skip
+        return best[1:] if best[0] >= MIN_ASCII else None
 
     # ------------------------------------------------------------------ edges
 
@@ -255,6 +272,12 @@ class ByteAutomaton:
     def state_of(self, chars: int) -> int:
         """The state where `chars` stands at the start of a character."""
         return self._state(chars, 0)
+
+    def saturated(self, state: int, reach: int) -> int:
+        """A state whose next `reach` bytes lead on alike, with counts above that let go."""
+        chars, within = self._keys[state]
+        with self.lock:
+            return self._state(self.chars.saturated(chars, reach), within)
 
     def chars_of(self, state: int) -> int:
         """The state over characters that this one is in, or in the next character of."""

@@ -38,7 +38,8 @@ class Guide:
 
         Stop ids are among them exactly where the text is complete.
         """
-        row: Row = self.masks.vocab.rows[self.row]
+        number = self.row  # subtle: finding it may replace the table
+        row: Row = self.masks.vocab.rows[number]
         return row
 
     def advance(self, token: int) -> None:

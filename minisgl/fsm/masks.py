@@ -47,7 +47,7 @@ class Masks:
         view = automaton.view(state, vocab.reach)
         row = self._row_of_view.get(view)
         if row is None:
-            ids = vocab.walk(automaton, state)
+            ids = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
             row = vocab.row(vocab.pack(ids, is_complete=automaton.accepts(state)))
             self._row_of_view[view] = row
         return row

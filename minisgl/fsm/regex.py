@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NoReturn
 
 from minisgl.fsm import charset
@@ -30,6 +31,7 @@ _NOT_NEWLINE = Chars(charset.complement(_NEWLINE))
 _DIGITS = "0123456789"
 _OCTAL = "01234567"
 _HEX = "0123456789abcdefABCDEF"
+_SPECIAL = "\\.^$|?*+()[{"
 _VERBOSE_SPACE = " \t\n\r\v\f"
 _CONTROL = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -146,8 +148,16 @@ class _Parser:
 
     def _sequence(self, flags: _Flags) -> Node:
         parts: list[Node] = []
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            if flags.x and self._text[self._at] in _VERBOSE_SPACE:
+        text, end = self._text, len(self._text)
+        while self._at < end and text[self._at] not in "|)":
+            if (  # by far the most common: a character that stands for itself, alone
+                text[self._at] not in _SPECIAL
+                and (self._at + 1 == end or text[self._at + 1] not in "*+?{(")
+                and not flags.x
+            ):
+                parts.append(_literal(text[self._at], flags))
+                self._at += 1
+            elif flags.x and self._text[self._at] in _VERBOSE_SPACE:
                 self._at += 1
             elif flags.x and self._text[self._at] == "#":
                 self._at = (self._text.find("\n", self._at) + 1) or len(self._text)
@@ -249,11 +259,7 @@ class _Parser:
                 return Choice((_END, _look_ahead(last_newline, negative=False)))
             case "\\":
                 return self._escape(flags, start)
-        return Chars(self._cased(charset.single(ord(char)), flags))
-
-    @staticmethod
-    def _cased(ranges: Ranges, flags: _Flags) -> Ranges:
-        return charset.ignore_case(ranges, ascii_only=flags.a) if flags.i else ranges
+        return _literal(char, flags)
 
     def _escape(self, flags: _Flags, start: int) -> Node:
         letter = self._next("what is escaped")
@@ -265,7 +271,7 @@ class _Parser:
                 self._at = start + 1  # perhaps an octal code: \0, \07, \123
                 octal = self._take_while(_OCTAL, 3)
                 if letter == "0" or len(octal) == 3:
-                    return Chars(self._cased(charset.single(self._octal(octal, start)), flags))
+                    return Chars(_cased(charset.single(self._octal(octal, start)), flags))
                 self._at = start + 1 + len(digits)
             self._fail(f"the back-reference \\{digits} depends on what a group matched", start)
         self._at = start
@@ -287,7 +293,7 @@ class _Parser:
         if letter in "pP":
             found = self._property(start)
             return found if letter == "p" else charset.complement(found)
-        return self._cased(charset.single(self._code(letter, start)), flags)
+        return _cased(charset.single(self._code(letter, start)), flags)
 
     def _property(self, start: int) -> Ranges:
         name = self._next("the name of a Unicode property")
@@ -330,7 +336,7 @@ class _Parser:
             at = self._at
             low = self._class_item(flags, start)
             if not self._peek("-") or self._peek("-]"):
-                sets.append(self._cased(low, flags) if _is_single(low) else low)
+                sets.append(_cased(low, flags) if _is_single(low) else low)
                 continue
             self._at += 1
             high = self._class_item(flags, start)
@@ -338,7 +344,7 @@ class _Parser:
                 self._fail("a range goes from one character to another, not to a set", at)
             if low[0][0] > high[0][0]:
                 self._fail(f"the range {self._text[at : self._at]} goes backwards", at)
-            sets.append(self._cased(((low[0][0], high[0][1]),), flags))
+            sets.append(_cased(((low[0][0], high[0][1]),), flags))
         found = charset.union(*sets)
         return charset.complement(found) if negative else found
 
@@ -431,6 +437,15 @@ class _Parser:
         if "u" in switched_on:
             on["a"] = False
         return replace(flags, **on, **dict.fromkeys(switched_off, False))
+
+
+def _cased(ranges: Ranges, flags: _Flags) -> Ranges:
+    return charset.ignore_case(ranges, ascii_only=flags.a) if flags.i else ranges
+
+
+@lru_cache(maxsize=4096)
+def _literal(char: str, flags: _Flags) -> Chars:
+    return Chars(_cased(charset.single(ord(char)), flags))
 
 
 # ---------------------------------------------------------------------- places

@@ -76,6 +76,7 @@ class RestTable:
         self._guards: dict[int, Guards] = {}  # of rests that are guarded; `after` is what by
         self._number: dict[tuple[Node | Guards, int], int] = {}
         self._repeats: dict[tuple[Node, int, int | None], Repeat] = {}
+        self._grouped: dict[Choice, tuple[Node, ...]] = {}
         self._opened: dict[tuple[int, Before], Rests] = {}
         self._views: dict[tuple[int, int], int] = {}
         self.root = self.rest(root, END)
@@ -237,8 +238,9 @@ class RestTable:
                 for part in reversed(parts):
                     after = self.rest(part, after)
                 return [(after, NO_GUARDS)]
-            case Choice(nodes):
-                return [(self.rest(option, after), NO_GUARDS) for option in nodes]
+            case Choice():
+                options = self._by_first(node)
+                return [(self.rest(option, after), NO_GUARDS) for option in options]
             case Rule():
                 assert node.body is not None, f"rule {node.name} has no body"
                 return [(self.rest(node.body, after), NO_GUARDS)]
@@ -252,6 +254,40 @@ class RestTable:
                 return [once] if low else [once, (after, NO_GUARDS)]
             case Look():
                 return [(after, guards) for guards in self._open_look(node, before)]
+
+    def _by_first(self, node: Choice) -> tuple[Node, ...]:
+        """The options, those that begin alike as one: able|ace|bad is a(?:ble|ce)|bad.
+
+        So that a choice among many words leaves few of them after each letter.
+        """
+        known = self._grouped.get(node)
+        if known is not None:
+            return known
+        grouped: dict[Node | tuple[Node], list[Node]] = {}
+        for option in node.options:
+            parts = option.parts if isinstance(option, Sequence) else (option,)
+            if parts and isinstance(parts[0], Chars):
+                tail = parts[1] if len(parts) == 2 else self._sequence(parts[1:])
+                grouped.setdefault(self._same[parts[0]], []).append(tail)
+            else:
+                grouped[(option,)] = [option]
+        options: list[Node] = []
+        for first, tails in grouped.items():
+            if isinstance(first, tuple):
+                options.append(first[0])
+            else:
+                tail = tails[0]
+                if len(tails) > 1:
+                    tail = Choice(tuple(tails))
+                    self._min_length[tail] = min(self._min_length[t] for t in tails)
+                options.append(self._sequence((first, tail)))
+        self._grouped[node] = tuple(options)
+        return self._grouped[node]
+
+    def _sequence(self, parts: tuple[Node, ...]) -> Sequence:
+        node = Sequence(parts)
+        self._min_length[node] = sum(self._min_length[part] for part in parts)
+        return node
 
     def _flat(self, node: Repeat) -> Repeat:
         """The same without nested counts, where one will do: (x{0,3}){2} is x{0,6}."""
@@ -319,24 +355,34 @@ class RestTable:
 
     def _view(self, rest: int, reach: int) -> int:
         known = self._views.get((rest, reach))
-        if known is not None:
-            return known
-        chain: list[Node] = []
-        at, left = rest, reach
-        while at != END and left > 0:
-            node = self._node[at]
+        if known is None:
+            nodes, after = self._near(rest, reach)
+            known = self._views[rest, reach] = self._chain(nodes, END if after == END else BEYOND)
+        return known
+
+    def saturated(self, state: Rests, reach: int) -> Rests:
+        """The same as far as its next `reach` characters go, with counts above that let go."""
+        return frozenset(self._chain(*self._near(rest, reach)) for rest in state)
+
+    def _near(self, rest: int, reach: int) -> tuple[list[Node], int]:
+        """The nodes that the next `reach` characters can get to, and the rest after them."""
+        nodes: list[Node] = []
+        left = reach
+        while rest != END and left > 0:
+            node = self._node[rest]
             assert node is not None
             if isinstance(node, Repeat) and self._min_length[node.body] >= 1:
                 low, high = min(node.low, left + 1), node.high
                 node = self._repeat(node.body, low, None if high is None or high > left else high)
-            chain.append(node)
+            nodes.append(node)
             left -= int(min(self._min_length[node], left))
-            at = self.after[at]
-        seen = END if at == END else BEYOND
-        for node in reversed(chain):
-            seen = self.rest(node, seen)
-        self._views[rest, reach] = seen
-        return seen
+            rest = self.after[rest]
+        return nodes, rest
+
+    def _chain(self, nodes: list[Node], after: int) -> int:
+        for node in reversed(nodes):
+            after = self.rest(node, after)
+        return after
 
 
 # ---------------------------------------------------------------------- facts about nodes

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.fsm.automaton import ByteAutomaton
+from minisgl.fsm.slices import TokenChars
 
 Int = npt.NDArray[np.int64]
 Row = npt.NDArray[np.int32]
@@ -61,6 +62,7 @@ class VocabIndex:
             b"" if i in no_text else data for i, data in enumerate(token_bytes)
         ]  # fmt: skip
         self._build_tree()
+        self._chars = TokenChars(self._bytes)
         self.reach = self._num_levels
         # Masks as rows, each once; patterns share them, and a device holds a copy of the table.
         self.rows: Row = np.zeros((16, self.num_words), np.int32)
@@ -120,6 +122,9 @@ class VocabIndex:
 
     def walk(self, automaton: ByteAutomaton, state: int) -> Int:
         """The ids of the tokens that may come next, in no order, without the stop ids."""
+        wide = self._chars.walk(automaton, state)
+        if wide is not None:
+            return wide
         nodes, states = np.zeros(1, np.int64), np.array([state], np.int32)
         found = [self.no_ids]
         while len(nodes):

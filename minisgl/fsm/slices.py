@@ -1,0 +1,151 @@
+"""Masks of wide states at a gather's price: what of each token is made of one set of characters.
+
+Within a string nearly every token is allowed, and walking the tree of all of them again for each
+state is a waste: they differ only in how many more characters may come, and in what may end it.
+So for a set X of characters each token is cut in two, once for all patterns:
+
+    X = [a-z ]        "hello" -> 5 of X and nothing else        " or\\"," -> 3 of X, and then \\",
+
+For a state that X leads along a chain (to itself, or for a count one by one), the tokens wholly
+of X are known by how many the chain takes; only the others' second parts are walked, and nearly
+all of those end at their first byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.fsm.automaton import ByteAutomaton
+from minisgl.fsm.charset import Ranges
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The tokens by how many characters of one set they begin with."""
+
+    whole: Int = field(repr=False)  # tokens of nothing else, shortest first
+    num_whole: Int = field(repr=False)  # [longest + 1] how many of them have at most so many
+    rest: Int = field(repr=False)  # the other tokens; in order of:
+    chars: Int = field(repr=False)  # how many of the set they begin with
+    start: Int = field(repr=False)  # and where, in all bytes, the rest of each begins
+    longest: int  # the most characters of the set in any token
+
+
+class TokenChars:
+    """The tokens as characters.
+
+    Args:
+        tokens: the bytes of each; some may end (or begin) within a character.
+    """
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self._ids = np.array([i for i, data in enumerate(tokens) if data], np.int64)
+        with_text = [data for data in tokens if data]
+        self._bytes = np.frombuffer(b"".join(with_text), np.uint8)
+        lengths = np.array([len(data) for data in with_text], np.int64)
+        self._end = np.zeros(len(tokens), np.int64)  # of each token, in all bytes
+        self._end[self._ids] = np.cumsum(lengths)
+        self._start = np.cumsum(lengths) - lengths
+        texts = [_readable(data) for data in with_text]
+        joined = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
+        self._chars, self._char = np.unique(joined, return_inverse=True)
+        self._num_chars = np.array([len(text) for text in texts], np.int64)
+        self._token = np.repeat(np.arange(len(texts)), self._num_chars)  # of each character
+        first = np.cumsum(self._num_chars) - self._num_chars
+        # Of each character: its place in its token, and how many bytes stand before it there.
+        self._place = np.arange(len(joined)) - np.repeat(first, self._num_chars)
+        size = 1 + (joined >= 0x80) + (joined >= 0x800) + (joined >= 0x10000)
+        before = np.cumsum(size) - size
+        first = np.cumsum(self._num_chars) - self._num_chars
+        self._offset = before - np.repeat(
+            before[np.minimum(first, len(before) - 1)], self._num_chars
+        )
+        readable = np.bincount(self._token, size, minlength=len(texts)).astype(np.int64)
+        self._readable = readable  # bytes of whole characters at its start
+        self._is_whole = readable == lengths
+        self.slice = lru_cache(maxsize=32)(self._slice)
+
+    def _slice(self, ranges: Ranges) -> Slice:
+        """The tokens cut after their first characters of a set."""
+        edges = np.array(ranges, np.int64).ravel()
+        inside = np.searchsorted(edges, self._chars, side="right") % 2 == 1
+        outside = np.flatnonzero(~inside[self._char])[::-1]
+        count, offset = self._num_chars.copy(), self._readable.copy()
+        # subtle: backwards, so that of a token's characters outside the first one is written last
+        count[self._token[outside]] = self._place[outside]
+        offset[self._token[outside]] = self._offset[outside]
+        is_whole = self._is_whole & (count == self._num_chars)
+        whole = np.flatnonzero(is_whole)
+        whole = whole[np.argsort(count[whole], kind="stable")]
+        longest = int(count.max(initial=0))
+        rest = np.flatnonzero(~is_whole)
+        rest = rest[np.argsort(count[rest], kind="stable")]
+        return Slice(
+            whole=self._ids[whole],
+            num_whole=np.searchsorted(count[whole], np.arange(longest + 1), side="right"),
+            rest=self._ids[rest],
+            chars=count[rest],
+            start=self._start[rest] + offset[rest],
+            longest=longest,
+        )
+
+    def walk(self, automaton: ByteAutomaton, state: int) -> Int | None:
+        """The tokens that may come next, if the state is a wide one; else None."""
+        if not automaton.starts_character(state):
+            return None
+        chars = automaton.chars_of(state)
+        wide = automaton.chars.widest_edge(chars)
+        if wide is None:
+            return None
+        target, classes = wide
+        piece = self.slice(automaton.chars.alphabet.ranges(classes))
+        chain = [chars, target]
+        while len(chain) <= piece.longest:
+            onward = automaton.chars.edges(chain[-1])
+            following = next((t for t, c in onward.items() if c == classes), None)
+            if following is None:
+                if any(c & classes for c in onward.values()):
+                    return None  # more of the set may follow, but not all of it
+                break
+            if following == chain[-1]:
+                chain += [following] * (piece.longest + 1 - len(chain))
+            else:
+                chain.append(following)
+        most = len(chain) - 1  # so many characters of the set may follow
+        allowed = piece.whole[: piece.num_whole[min(most, piece.longest)]]
+        stop = int(np.searchsorted(piece.chars, most, side="right"))
+        states = np.array([automaton.state_of(c) for c in chain], np.int32)[piece.chars[:stop]]
+        return np.concatenate([allowed, self._walk_bytes(automaton, states, piece, stop)])
+
+    def _walk_bytes(
+        self, automaton: ByteAutomaton, states: npt.NDArray[np.int32], piece: Slice, stop: int
+    ) -> Int:
+        """Which of the first `stop` other tokens live on, each from its own state."""
+        tokens, at = piece.rest[:stop], piece.start[:stop]
+        ends = self._end[tokens]
+        found: list[Int] = []
+        while len(tokens):
+            automaton.fill(states)
+            states = automaton.table[states, self._bytes[at]]
+            alive = np.flatnonzero(states)
+            tokens, at, ends, states = tokens[alive], at[alive] + 1, ends[alive], states[alive]
+            done = at == ends
+            found.append(tokens[done])
+            going = np.flatnonzero(~done)
+            tokens, at, ends, states = tokens[going], at[going], ends[going], states[going]
+        return np.concatenate(found) if found else tokens
+
+
+def _readable(data: bytes) -> str:
+    """The whole characters that the bytes begin with."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode()
