@@ -25,6 +25,7 @@ from minisgl.cache.req_to_token import ReqToToken
 from minisgl.detokenizer import Detokenizer
 from minisgl.engine.adjustments import Adjustments
 from minisgl.engine.cuda_graph import CudaGraphRunner
+from minisgl.engine.logprobs import output_logprobs
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
@@ -216,6 +217,24 @@ def test_a_shared_prefix_is_described_to_the_device_once(
         runner.forward(Step(reqs, []))
     assert (copies.count, reads) == (1, [])
     assert "_cascade_attention_kernel" in launches
+
+
+@pytest.mark.parametrize("asked", [1, B])
+def test_penalties_wait_for_nothing_more_and_logprobs_for_what_they_tell(
+    tiny_model_dir: Path, runner: ModelRunner, launches: list[str], reads: list[str], asked: int
+) -> None:
+    reqs = running(runner, tiny_model_dir, logprobs=2, repetition_penalty=1.2)
+    for req in reqs[:asked]:
+        req.adjustments = Adjustments.of(req.params, req.prompt_ids, [2])
+    logits = torch.zeros(B, 384, dtype=torch.bfloat16, device=META)
+    with Copies():
+        ids = sample_rows(logits, reqs)
+        assert reads == [str((B,))]
+        assert launches.count("_adjust_logits_kernel") == 1
+        told = output_logprobs(logits, ids, reqs)
+    assert len(told) == B
+    assert reads[1:] == [str((B, 3))] * 2  # ids and values: the sampled token and two more
+    assert launches[-3:] == ["_tile_tops_kernel", "_merge_tops_kernel", "_logprob_kernel"]
 
 
 def test_the_test_sees_a_wait(runner: ModelRunner) -> None:
