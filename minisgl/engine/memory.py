@@ -59,19 +59,18 @@ def plan_memory(
     free = free_memory(device)
     share = None
     if config.kv_tokens is not None:
-        slots, limit = config.kv_tokens, "kv_tokens"
+        slots, limit, way_out = config.kv_tokens, "kv_tokens", "Raise kv_tokens"
     else:
         share = config.kv_memory_fraction
         if share is None:
             share = GPU_SHARE if device.type == "cuda" else CPU_SHARE
         slots, limit = int(free * share) // per_token, f"{share:.0%} of what is free"
+        way_out = "Raise kv_memory_fraction, or free memory"
         most = config.max_running * context_length
         if most < slots:
             slots, limit = most, "max_running x context_length: more can't be used"
+            way_out = "Raise context_length"
     plan = MemoryPlan(weights, free, share, per_token, slots, limit)
     if slots < 2:  # one token of a prompt, and one of its answer
-        raise ValueError(
-            f"the KV pool would hold {slots} tokens: {plan}. "
-            "Raise kv_memory_fraction or kv_tokens, or free memory"
-        )
+        raise ValueError(f"the KV pool would hold {slots} tokens: {plan}. {way_out}")
     return plan

@@ -17,8 +17,15 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 PROMPTS = [[5, 90, 7, 200, 31], [5, 90, 7, 200, 44, 61]]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_greedy_tokens_equal_transformers(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "budget"),
+    [
+        ("float32", 4),
+        ("float32", 64),  # the second prompt attends to what the first computes in the same step
+        ("bfloat16", 4),
+    ],
+)
+def test_greedy_tokens_equal_transformers(tmp_path: Path, dtype: str, budget: int) -> None:
     path = make_tiny_model(
         tmp_path / "m", dtype=getattr(torch, dtype), num_layers=1, vocab_size=300, hidden_size=32
     )
@@ -31,7 +38,8 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, dtype: str) -> None:
         )
         expected.append(out[0, len(prompt) :].tolist())
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    with Engine(str(path), dtype=dtype, context_length=16, kv_tokens=32, prefill_budget=4) as ours:
+    settings = {"context_length": 16, "kv_tokens": 32, "prefill_budget": budget}
+    with Engine(str(path), dtype=dtype, **settings) as ours:
         assert ours.loop.runner.workspace is None, "interpreted kernels read the pool"
         answers = ours.generate(PROMPTS, params)
         assert [a.token_ids for a in answers] == expected
