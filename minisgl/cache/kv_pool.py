@@ -56,7 +56,7 @@ class KVPool:
         self.num_slots = num_slots
         # Zeros, not empty: a masked key has probability 0, but 0 times a NaN of old memory is NaN.
         shape = (num_slots + 1, 2, num_kv_heads, head_dim)
-        self.layers = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.layers = [untouched_zeros(shape, dtype, device) for _ in range(num_layers)]
         self._used = np.zeros(num_slots, dtype=np.bool_)  # the truth: is the slot handed out?
         self._num_used = 0
         self._ready = np.arange(num_slots)  # free slots in ascending order, as of the last scan ...
@@ -136,9 +136,11 @@ class KVPool:
         return num_layers * 2 * num_kv_heads * head_dim * dtype.itemsize
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+def untouched_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """Like `torch.zeros`, but on a CPU untouched: pages become resident as slots are first written,
-    so a pool of gigabytes costs nothing until it is used."""
+    so gigabytes cost nothing until they are used."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)  # calloc: the system's zeros

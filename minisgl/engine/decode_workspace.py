@@ -5,8 +5,7 @@ gathered from it once into a row of a slab, and each step appends one token to t
 capacities 256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long
 request pays for its own length and nobody else's, and the rows of a slab are one batched product.
 
-    slab of capacity C, one tensor per layer:  [2 (K, V), rows, KV, C, D]
-    rows [0, n) are in use; the last row moves into the gap when a request leaves
+    slab of capacity C, one tensor per layer:  [2 (K, V), rows, KV, C, D]        (slab.py)
 
 A prefix that many of the requests share (`Segment`) is held once, beside the slabs, and the rows of
 its members begin where it ends.  It is attended with the queries of all members as the rows of one
@@ -20,6 +19,7 @@ fit decodes from the pool.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -28,6 +28,7 @@ import torch
 
 from minisgl.cache.tree_node import TreeNode
 from minisgl.engine.segments import Segment
+from minisgl.engine.slab import Slab
 from minisgl.kernels.slab_attention import (
     merge,
     shared_attention,
@@ -38,48 +39,6 @@ from minisgl.kernels.slab_attention import (
 FIRST_CAPACITY = 256
 
 Owner = TypeVar("Owner", bound=Hashable)
-
-
-class Slab(Generic[Owner]):
-    """Rows of one capacity.  Appending and attending touch rows [0, n) only."""
-
-    def __init__(self, capacity: int, pool: list[torch.Tensor], dtype: torch.dtype) -> None:
-        self.capacity = capacity
-        _, _, self.num_kv_heads, self.head_dim = pool[0].shape
-        # subtle: zeros, not empty: masked keys are multiplied by 0, and 0 · NaN would be NaN
-        shape = (2, 0, self.num_kv_heads, capacity, self.head_dim)
-        self.layers = [torch.zeros(shape, dtype=dtype) for _ in pool]
-        self.owners: list[Owner] = []  # request of each row
-        self.lengths: list[int] = []  # tokens in each row
-
-    @property
-    def rows(self) -> int:
-        """How many rows there is memory for."""
-        return self.layers[0].shape[1]
-
-    def add(self, owner: Owner, length: int) -> int:
-        """A free row, its `length` tokens still to be written."""
-        if len(self.owners) == self.rows:
-            n = self.rows
-            for i, old in enumerate(self.layers):
-                self.layers[i] = old.new_zeros((2, max(1, 2 * n), *old.shape[2:]))
-                self.layers[i][:, :n] = old
-        self.owners.append(owner)
-        self.lengths.append(length)
-        return len(self.owners) - 1
-
-    def remove(self, row: int) -> None:
-        """Give `row` back; the last row moves into it."""
-        last = len(self.owners) - 1
-        if row != last:
-            n = self.lengths[last]
-            for layer in self.layers:
-                layer[:, row, :, :n] = layer[:, last, :, :n]
-            self.owners[row], self.lengths[row] = self.owners[last], self.lengths[last]
-        self.owners.pop()
-        self.lengths.pop()
-        if not self.owners:  # an idle slab gives its memory back
-            self.layers = [x[:, :0].clone() for x in self.layers]
 
 
 @dataclass(frozen=True)
@@ -145,11 +104,20 @@ class DecodeWorkspace(Generic[Owner]):
                 self.shared[segment.key] = old.get(segment.key) or self._gather(its)
             else:
                 unseated.update(segment.members)
-        for owner, its in slots.items():
-            if owner in unseated:
-                self.leave(owner)
-            elif owner not in self:
-                self._seat(owner, its, first[owner])
+        for owner in unseated:
+            self.leave(owner)
+        used, newcomers = self.used, defaultdict[int, list[Owner]](list)  # by capacity
+        for owner in [o for o in slots if o not in self and o not in unseated]:
+            capacity = FIRST_CAPACITY
+            while capacity <= len(slots[owner]) - first[owner]:
+                capacity *= 2
+            if used + capacity <= self.budget:
+                used += capacity
+                newcomers[capacity].append(owner)
+        for capacity, owners in newcomers.items():
+            self._slab(capacity).reserve(len(owners))
+            for owner in owners:
+                self._seat(owner, slots[owner], first[owner], self._slab(capacity))
 
     def leave(self, owner: Owner) -> None:
         """Give the row back; nothing happens if there is none."""
@@ -225,15 +193,9 @@ class DecodeWorkspace(Generic[Owner]):
                 lse.index_copy_(0, members, merged[1])
         return o
 
-    def _seat(self, owner: Owner, slots: torch.Tensor, first: int) -> None:
-        """Copy the tokens from position `first` on into a row, if there is room for one."""
+    def _seat(self, owner: Owner, slots: torch.Tensor, first: int, slab: Slab[Owner]) -> None:
+        """Copy the tokens from position `first` on into a row."""
         n = len(slots) - first
-        capacity = FIRST_CAPACITY
-        while capacity <= n:
-            capacity *= 2
-        if self.used + capacity > self.budget:
-            return
-        slab = self._slab(capacity)
         row = slab.add(owner, n)
         for layer, source in zip(slab.layers, self.pool, strict=True):
             layer[:, row, :, :n] = _read(source, slots[first:])
