@@ -83,6 +83,75 @@ class RadixAgainstDict(RuleBasedStateMachine):
         self.cache.unlock(node)
         self.locks.remove(prefixes)
 
+    @rule(target=locked, held=consumes(locked), tokens=sequences, namespace=namespaces)
+    def append(
+        self,
+        held: tuple[TreeNode, list[Prefix]],
+        tokens: tuple[int, ...],
+        namespace: str | None,
+    ) -> tuple[TreeNode, list[Prefix]]:
+        """A locked path grows, and its lock with it; or nothing happens."""
+        node, prefixes = held
+        if prefixes:
+            namespace, path = prefixes[-1]
+        else:
+            path = ()
+        tokens = tokens[: MAX_LEN - len(path)]
+        if not tokens:
+            return held
+        slots = list(range(self.next_slot, self.next_slot + len(tokens)))
+        self.next_slot += len(tokens)
+        leaf = self.cache.append(node, tokens, slots, namespace)
+        if (namespace, (*path, tokens[0])) in self.slot_of:
+            assert leaf is None
+            return held
+        assert leaf is not None
+        grown = prefixes_of((*path, *tokens), namespace)
+        self.slot_of.update(zip(grown[len(path) :], slots, strict=True))
+        self.use(grown)
+        self.locks.remove(prefixes)
+        self.locks.append(grown)
+        return leaf, grown
+
+    @rule(held=consumes(locked), tokens=sequences, namespace=namespaces)
+    def insert_below(
+        self,
+        held: tuple[TreeNode, list[Prefix]],
+        tokens: tuple[int, ...],
+        namespace: str | None,
+    ) -> None:
+        """As a request that leaves: the rest goes below its node, and the lock ends."""
+        node, prefixes = held
+        namespace, path = prefixes[-1] if prefixes else (namespace, ())
+        tokens = tokens[: MAX_LEN - len(path)]
+        slots = list(range(self.next_slot, self.next_slot + len(tokens)))
+        self.next_slot += len(tokens)
+        grown = prefixes_of((*path, *tokens), namespace)[len(path) :]
+        known = sum(prefix in self.slot_of for prefix in grown)
+        match = self.cache.match_prefix(tokens, namespace, below=node)
+        assert match.slots == [self.slot_of[prefix] for prefix in grown[:known]]
+        self.use(prefixes + grown[:known])
+        assert self.cache.insert(tokens, slots, namespace, below=node) == known
+        self.slot_of.update(list(zip(grown, slots, strict=True))[known:])
+        self.use(prefixes + grown)
+        self.cache.unlock(node)
+        self.locks.remove(prefixes)
+
+    @rule(tokens=sequences, namespace=namespaces)
+    def drop(self, tokens: tuple[int, ...], namespace: str | None) -> None:
+        """What leads to the end of the match alone goes, up to the first lock or fork."""
+        node = self.match_and_compare(tokens, namespace)
+        prefixes = self.cached_prefixes(tokens, namespace)
+        dropped = set(self.cache.drop(node))
+        while prefixes:
+            last = prefixes.pop()
+            goes_on = any((ns, key[:-1]) == last for ns, key in self.slot_of)
+            if goes_on or last in self.protected():
+                break
+            assert self.slot_of[last] in dropped
+            dropped.remove(self.slot_of.pop(last))
+        assert not dropped, "nothing else goes"
+
     @rule(num_tokens=st.integers(0, 12))
     def evict(self, num_tokens: int) -> None:
         evictable = set(self.slot_of) - self.protected()
