@@ -19,6 +19,7 @@ import json
 import os
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,15 @@ class Times(NamedTuple):
     end: float
 
 
+@dataclass
+class _Life:
+    """A request as the last step left it."""
+
+    phase: str = "waiting"
+    retractions: int = 0
+    reached: int = 0  # how far its chunks have come since it was admitted
+
+
 class Trace:
     """Writes one engine's trace.  For the engine thread only.
 
@@ -53,8 +63,7 @@ class Trace:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()  # the program may change its directory later
         self._zero = time.perf_counter()
-        self._phase: dict[int, str] = {}  # of each request under way, by its id
-        self._reached: dict[int, int] = {}  # how far the chunks of each have come
+        self._lives: dict[int, _Life] = {}  # of the requests under way, by their ids
         self._ended: list[tuple[Req, str, float]] = []
         self._steps = self._retractions = 0
         names = [("process_name", "minisgl"), ("thread_name", "engine")]
@@ -70,6 +79,7 @@ class Trace:
 
     def step(self, step: Step, times: Times, scheduler: Scheduler) -> None:
         """A step is over, and its requests have been dealt with."""
+        moves = self._transitions(step, times, scheduler)
         cached = self._cached_tokens(step)
         extended = sum(e.stop - e.start for e in step.extends)
         retracted = scheduler.retractions - self._retractions
@@ -95,8 +105,7 @@ class Trace:
         ]
         tokens = {"decode": len(step.decodes), "prefill": extended, "cached": cached}
         events += self._counters(scheduler, tokens, times.end)
-        events += self._transitions(step, times, scheduler)
-        self._append(events + self._last_of_ended())
+        self._append(events + moves + self._last_of_ended())
 
     def end(self, req: Req, reason: str) -> None:
         """`req` has ended; it is written with the step under way, or the next."""
@@ -135,15 +144,6 @@ class Trace:
 
     # ------------------------------------------------------------------ requests' life-lines
 
-    def _cached_tokens(self, step: Step) -> int:
-        """Prompt tokens that the step's chunks need not compute: what is between them."""
-        cached = 0
-        for extend in step.extends:
-            i = extend.req.id
-            cached += extend.start - (self._reached[i] if self._phase.get(i) == "prefill" else 0)
-            self._reached[i] = extend.stop
-        return cached
-
     def _transitions(self, step: Step, times: Times, s: Scheduler) -> list[Event]:
         """Who is in another phase than before, seen from where they are now."""
         events: list[Event] = []
@@ -157,30 +157,44 @@ class Trace:
 
     def _enter(self, req: Req, phase: str, at: float) -> list[Event]:
         events = []
-        if req.id not in self._phase:
+        life = self._lives.get(req.id)
+        if life is None:
+            life = self._lives[req.id] = _Life()
             args = {"prompt_tokens": len(req.prompt_ids), "max_tokens": req.max_tokens}
             events.append(self._async("b", f"request {req.id}", req, req.submitted_at, args))
             events.append(self._async("b", "waiting", req, req.submitted_at))
-            self._phase[req.id] = "waiting"
-        if self._phase[req.id] != phase:
-            events.append(self._async("e", self._phase[req.id], req, at))
-            events.append(self._async("b", phase, req, at))
-            self._phase[req.id] = phase
-        return events
+        if life.retractions < req.retractions:  # and perhaps admitted again in the same moment
+            life.retractions, life.reached = req.retractions, 0
+            events += self._switch(req, life, "waiting", at)
+        return events + self._switch(req, life, phase, at)
+
+    def _switch(self, req: Req, life: _Life, phase: str, at: float) -> list[Event]:
+        before, life.phase = life.phase, phase
+        if before == phase:
+            return []
+        return [self._async("e", before, req, at), self._async("b", phase, req, at)]
+
+    def _cached_tokens(self, step: Step) -> int:
+        """Prompt tokens that the step's chunks need not compute: what is between them."""
+        cached = 0
+        for extend in step.extends:
+            life = self._lives[extend.req.id]
+            cached += extend.start - life.reached
+            life.reached = extend.stop
+        return cached
 
     def _last_of_ended(self) -> list[Event]:
         ended, self._ended = self._ended, []
         events: list[Event] = []
         for req, reason, at in ended:
-            if req.id not in self._phase:  # it left before any step saw it
+            if req.id not in self._lives:  # it left before any step saw it
                 events += self._enter(req, "waiting", at)
             args = {
                 "finish_reason": reason,
                 "cached_tokens": req.cached_tokens,
                 "output_tokens": len(req.output_ids),
             }
-            self._reached.pop(req.id, None)
-            events.append(self._async("e", self._phase.pop(req.id), req, at))
+            events.append(self._async("e", self._lives.pop(req.id).phase, req, at))
             events.append(self._async("e", f"request {req.id}", req, at, args))
         return events
 

@@ -30,9 +30,8 @@ from scripts.show.trace import draw, load
 
 def make_request(i: int, prompt: Sequence[int], max_tokens: int) -> Req:
     """Request number `i`; it ends after `max_tokens`.  Numbers rise with arrival."""
-    return Req(
-        list(prompt), SamplingParams(), max_tokens, frozenset(), seed=0, detokenizer=None, id=i
-    )  # type: ignore[arg-type]  # nobody reads the answer
+    text = None  # nobody reads the answer
+    return Req(list(prompt), SamplingParams(), max_tokens, frozenset(), 0, detokenizer=text, id=i)
 
 
 def make_scheduler(slots: int, *, max_running: int = 8, **settings: Any) -> Scheduler:
@@ -46,23 +45,29 @@ def simulate(
 ) -> list[Step]:
     """Run until everything that arrives (step number -> requests) is answered; the steps."""
     steps: list[Step] = []
+
+    def finish(req: Req) -> None:
+        scheduler.finish(req)
+        if trace is not None:
+            trace.end(req, "length")
+
     while not scheduler.is_idle or len(steps) < max(arrivals):
         start = time.perf_counter()
         for req in arrivals.get(len(steps) + 1, ()):
             req.submitted_at = start
             scheduler.submit(req)
         step = scheduler.next_step()
+        for req in scheduler.stuck:  # alone, and larger than the pool
+            finish(req)
         steps.append(step)
         asked = step.decodes + [extend.req for extend in step.extends if extend.is_last]
         scheduler.after_step(step)
         for req in asked:
             req.output_ids.append(-1 - req.id)  # nobody else says that
             if len(req.output_ids) == req.max_tokens:
-                scheduler.finish(req)
-                if trace is not None:
-                    trace.end(req, "length")
+                finish(req)
         scheduler.check()
-        if trace is not None:
+        if step and trace is not None:
             now = time.perf_counter()
             trace.step(step, Times(start, now, now, now, now), scheduler)
     return steps

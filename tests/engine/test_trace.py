@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections import Counter, defaultdict
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
 from minisgl.engine.engine import EngineError
 from minisgl.engine.loop import EngineLoop
 from minisgl.engine.trace import Trace
+from scripts.show.schedule import make_request, make_scheduler, simulate
 
 PROMPTS = ["Once upon a time", "What is the capital of France?", "What is the capital of Spain?"]
 PARTS = ["schedule", "forward", "sample", "detokenize"]
@@ -130,6 +135,57 @@ def test_a_retracted_request_waits_again(tiny_model_dir: Path, tmp_path: Path) -
     again = [phases(life) for life in lives(found).values()]
     assert sum(p.count("waiting") - 1 for p in again) == retractions
     assert all(p[-1] == "decode" for p in again)
+
+
+@given(
+    arrivals=st.dictionaries(
+        st.integers(1, 12),
+        st.lists(
+            st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=9), st.integers(1, 40)),
+            min_size=1,
+            max_size=2,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    slots=st.integers(12, 60),
+    budget=st.integers(1, 12),
+    policy=st.sampled_from(["lpm", "dfs-weight", "fcfs", "random"]),
+)
+def test_whatever_the_scheduler_does_the_trace_adds_up(
+    arrivals: dict[int, list[tuple[list[int], int]]], slots: int, budget: int, policy: str
+) -> None:
+    numbers = count()
+    reqs = {
+        at: [make_request(next(numbers), prompt, most) for prompt, most in arrivals[at]]
+        for at in sorted(arrivals)
+    }
+    scheduler = make_scheduler(slots, prefill_budget=budget, policy=policy)
+    with tempfile.TemporaryDirectory() as directory:
+        trace = Trace(Path(directory) / "trace.json")
+        simulate(scheduler, reqs, trace)
+        trace.close()
+        found = events(trace.path)
+    told = {i: phases(life) for i, life in lives(found).items()}
+    assert sorted(told) == list(range(next(numbers)))
+    for life in told.values():
+        assert life[0] == "waiting"
+        for one, following in pairwise(life):
+            assert (one, following) in {
+                ("waiting", "prefill"), ("prefill", "decode"),
+                ("prefill", "waiting"), ("decode", "waiting"),
+            }  # fmt: skip
+    returns = sum(life.count("waiting") - 1 for life in told.values())
+    work = [step["args"] for step in steps(found)]
+    assert returns == scheduler.retractions == sum(args["retractions"] for args in work)
+    if returns == 0:
+        prompts = [req for batch in reqs.values() for req in batch]
+        done = sum(args["cached_tokens"] + args["extended_tokens"] for args in work)
+        assert done == sum(len(req.prompt_ids) for req in prompts)
+        assert sum(a["cached_tokens"] for a in work) == sum(r.cached_tokens for r in prompts)
+    for e in found:
+        if e["ph"] == "C" and e["name"] == "slots":
+            assert sum(e["args"].values()) == slots and min(e["args"].values()) >= 0
 
 
 def test_whoever_never_ran_is_in_the_trace_too(tiny_model_dir: Path, tmp_path: Path) -> None:
