@@ -24,18 +24,18 @@ from minisgl.kernels.block_sizes import vocab_blocks
 from minisgl.kernels.dispatch import tl, triton, use_triton
 
 GREEDY_BELOW = 1e-5  # a temperature under this is argmax
-TOP_VALUES = 1024  # weights that the reference sorts before it sorts them all
+TOP_VALUES = (256, 4096)  # weights that the reference sorts before it sorts them all
 
 
 def _cut(
     w: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lightest kept weight, and how many of exactly that weight are kept: both [B, 1]."""
+    """The lightest kept weight, and how many are kept in all: both [B, 1]."""
     V = w.shape[1]
     k = torch.where((top_k <= 0) | (top_k > V), V, top_k.long()).unsqueeze(1)
     p = torch.where(top_p < 1, top_p.double(), torch.inf).unsqueeze(1)  # 1 keeps every crumb
     total = w.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    for size in (min(int(k.max()), TOP_VALUES), V):  # the heaviest few nearly always decide
+    for size in (*(min(int(k.max()), n) for n in TOP_VALUES), V):  # a few nearly always decide
         heaviest = w.topk(size, dim=-1).values if size < V else w.sort(descending=True).values
         cumulative = heaviest.double().cumsum(dim=-1)
         # top_p is a share of what top_k has left.
@@ -46,8 +46,20 @@ def _cut(
     before = cumulative - heaviest
     kept = (torch.arange(size, device=w.device) < k) & (before < enough)
     count = kept.sum(dim=-1, keepdim=True).clamp_(min=1)
-    least = heaviest.gather(1, count - 1)
-    return least, count - (heaviest > least).sum(dim=-1, keepdim=True)
+    return heaviest.gather(1, count - 1), count
+
+
+def _filter_(w: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Zero in `w` [B, V] what top_k and top_p drop."""
+    least, count = _cut(w, top_k, top_p)
+    dropped = w < least
+    surplus = w.shape[1] - dropped.sum(dim=-1, keepdim=True) - count
+    crowded = (surplus > 0).squeeze(1)  # more weights equal to the least than are kept
+    if bool(crowded.any()):
+        tied = w[crowded] == least[crowded]
+        place = tied.sum(dim=-1, keepdim=True) - tied.cumsum(dim=-1)  # among the tied, from the end
+        dropped[crowded] |= tied & (place < surplus[crowded])
+    return w.masked_fill_(dropped, 0.0)
 
 
 def sample_ref(
@@ -66,14 +78,13 @@ def sample_ref(
         return best
     w = logits.float().sub(peak.float().unsqueeze(1))  # <= 0, so that no temperature can overflow
     w = w.div_(temperature.masked_fill(greedy, 1.0).unsqueeze(1)).exp_()  # the peak weighs 1
-    w.nan_to_num_(nan=0.0)  # a broken row; its answer is -1 whatever is drawn
+    if bool(broken.any()):
+        w.nan_to_num_(nan=0.0)  # the answer is -1 whatever is drawn
     filtered = ~greedy & (((top_k > 0) & (top_k < logits.shape[1])) | (top_p < 1))
-    if bool(filtered.any()):
-        some = w[filtered]
-        least, ties = _cut(some, top_k[filtered], top_p[filtered])
-        tied = some == least
-        keep = (some > least) | (tied & (tied.cumsum(dim=-1) <= ties))
-        w[filtered] = some.masked_fill_(~keep, 0.0)
+    if bool(filtered.all()):
+        _filter_(w, top_k, top_p)
+    elif bool(filtered.any()):
+        w[filtered] = _filter_(w[filtered], top_k[filtered], top_p[filtered])
     if bool((min_p > 0).any()):
         w.masked_fill_(w < min_p.unsqueeze(1), 0.0)
     cdf = w.double().cumsum_(dim=-1)
