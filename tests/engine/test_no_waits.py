@@ -237,6 +237,23 @@ def test_penalties_wait_for_nothing_more_and_logprobs_for_what_they_tell(
     assert launches[-3:] == ["_tile_tops_kernel", "_merge_tops_kernel", "_logprob_kernel"]
 
 
+def test_a_step_that_shares_a_prefix_does_not_wait_either(
+    tiny_model_dir: Path, runner: ModelRunner, launches: list[str], reads: list[str]
+) -> None:
+    reqs = running(runner, tiny_model_dir)
+    tree = runner.scheduler.tree
+    tree.insert(reqs[0].prompt_ids, [0, 1, 2])
+    for req in reqs:
+        req.node = tree.match_prefix(req.prompt_ids).node
+    runner.min_saved = 1
+    step = Step(reqs, [])
+    for copies_expected in (2, 1):  # the grouping is sent when the batch changes
+        with Copies() as copies:
+            runner.forward(step)
+        assert (copies.count, reads) == (copies_expected, [])
+    assert launches.count("_cascade_attention_kernel") == 2 * len(runner.scheduler.pool.layers)
+
+
 def test_the_test_sees_a_wait(runner: ModelRunner) -> None:
     x = torch.zeros(3, device=META)
     with pytest.raises(RuntimeError):
