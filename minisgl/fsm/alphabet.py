@@ -24,38 +24,45 @@ import numpy.typing as npt
 
 from minisgl.fsm.charset import MAX_CHAR, Ranges
 
+Int = npt.NDArray[np.int64]
+
 MAX_SETS = 4096  # different sets in one pattern
+NEVER = 0  # the step of a byte that can't come here
 _SURROGATES = (0xD800, 0xE000)
 _SMALLEST = (0, 0, 0x800, 0x10000)  # by how many bytes follow the first: less would be overlong
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What each byte leads to, as an index into `steps`; step 0 is never."""
+    """What each byte leads to: a step, which is a number that holds two others.
 
-    steps: list[Step] = field(repr=False)
-    step_of_byte: npt.NDArray[np.int64] = field(repr=False)  # [256]
-    classes: int = field(repr=False)  # all that occur in it
-    following: int  # how many bytes follow the byte that is read here, at most
+    One byte more decides, and the step is `following` bytes of any value to a character of
+    `char_class`; or it doesn't, and the step is to the block that begins at `start`, where
+    `following` bytes select from.  `whole_step` and `block_step` tell which.
+    """
 
-
-@dataclass(frozen=True)
-class Step:
-    """One byte's outcome: `char_class` when `following` more bytes of any value are read, or, if
-    it depends on them, the block that they select from (its first code point)."""
-
-    char_class: int
-    following: int
-    start: int | None = None
+    steps: list[int] = field(repr=False)  # each once
+    step_of_byte: Int = field(repr=False)  # index into `steps`  # [256]
 
 
-NEVER = Step(0, 0)
+def whole_step(step: int) -> tuple[int, int] | None:
+    """The class and how many bytes of any value follow; None if the step is to a block."""
+    return (step >> 2, step & 3) if step >= 0 else None
+
+
+def block_step(step: int) -> tuple[int, int]:
+    """The first code point of the block that a step leads to, and how many bytes follow."""
+    return -step >> 2, -step & 3
 
 
 class Alphabet:
     """The classes of the given sets.
 
+    Args:
+        sets: some may be equal.
+
     Attributes:
+        masks: of each set the classes that make it up.
         num_classes: they are numbered from 0; class 0 is what can't be matched.
         edges: where a stretch of characters of one class begins.  # [num_stretches]
         classes: the class of each.  # [num_stretches]
@@ -64,41 +71,42 @@ class Alphabet:
     """
 
     def __init__(self, sets: Iterable[Ranges]) -> None:
-        distinct = list(dict.fromkeys(sets))
-        if len(distinct) > MAX_SETS:
+        sets = list(sets)
+        if len(sets) > MAX_SETS:
             raise ValueError(
-                f"{len(distinct)} different sets of characters; {MAX_SETS} in one pattern are known"
+                f"{len(sets)} different sets of characters; {MAX_SETS} in one pattern are known"
             )
-        inner = {edge for ranges in distinct for r in ranges for edge in r}
-        edges = np.array(sorted(inner | {0, *_SURROGATES} - {MAX_CHAR}), np.int64)
-        member = np.zeros((len(edges), len(distinct)), bool)  # [stretch, set]
-        for column, ranges in enumerate(distinct):
-            bounds = np.searchsorted(edges, np.array(ranges, np.int64).reshape(-1, 2))
-            for first, last in bounds.tolist():
-                member[first:last, column] = True
+        arrays = [np.array(ranges, np.int64).reshape(-1, 2) for ranges in sets]
+        fixed = np.array([0, *_SURROGATES], np.int64)
+        edges = np.unique(np.concatenate([fixed, *(array.ravel() for array in arrays)]))
+        edges = edges[edges < MAX_CHAR]
+        member = np.zeros((len(edges), len(sets)), bool)  # [stretch, set]
+        for column, array in enumerate(arrays):
+            changes = np.zeros(len(edges) + 1, np.int8)
+            bounds = np.searchsorted(edges, array)
+            changes[bounds[:, 0]] += 1
+            changes[bounds[:, 1]] -= 1
+            member[:, column] = np.cumsum(changes[:-1])
         member[(edges >= _SURROGATES[0]) & (edges < _SURROGATES[1])] = False
-        class_of: dict[bytes, int] = {bytes((len(distinct) + 7) // 8): 0}
+        class_of: dict[bytes, int] = {bytes((len(sets) + 7) // 8): 0}
         packed = np.packbits(member, axis=1)
         classes = [class_of.setdefault(row.tobytes(), len(class_of)) for row in packed]
-        self._masks = dict.fromkeys(distinct, 0)
+        self.masks = [0] * len(sets)
         firsts = {c: stretch for stretch, c in reversed(list(enumerate(classes)))}
         for number, stretch in firsts.items():
             for column in np.flatnonzero(member[stretch]).tolist():
-                self._masks[distinct[column]] |= 1 << number
+                self.masks[column] |= 1 << number
         self.num_classes = len(class_of)
-        self.classes = np.array(classes, np.int64)
+        self.classes: Int = np.array(classes, np.int64)
         is_edge = np.concatenate([[True], self.classes[1:] != self.classes[:-1]])
         self.edges, self.classes = edges[is_edge], self.classes[is_edge]
         self._ranges: dict[int, Ranges] = {}
         self._blocks: dict[tuple[int, int], Block] = {}
+        self._classes_in: dict[tuple[int, int], int] = {}
         self.root = self._root()
         self.ascii_of: dict[int, int] = Counter(
-            self.root.steps[i].char_class for i in self.root.step_of_byte[:128].tolist() if i
+            self.root.steps[i] >> 2 for i in self.root.step_of_byte[:128].tolist()
         )
-
-    def mask(self, ranges: Ranges) -> int:
-        """The classes that make up one of the sets, a bit for each."""
-        return self._masks[ranges]
 
     def class_of(self, char: int) -> int:
         """The class of a code point."""
@@ -112,17 +120,11 @@ class Alphabet:
         return known
 
     def _find_ranges(self, mask: int) -> Ranges:
-        stops = [*self.edges[1:].tolist(), MAX_CHAR]
-        found: list[tuple[int, int]] = []
-        for start, stop, number in zip(
-            self.edges.tolist(), stops, self.classes.tolist(), strict=True
-        ):
-            if mask >> number & 1:
-                if found and found[-1][1] == start:
-                    found[-1] = (found[-1][0], stop)
-                else:
-                    found.append((start, stop))
-        return tuple(found)
+        wanted = [c for c in range(self.num_classes) if mask >> c & 1]
+        inside = np.isin(self.classes, wanted)
+        changes = np.flatnonzero(np.diff(inside, prepend=False, append=False))
+        edges = np.concatenate([self.edges, [MAX_CHAR]])[changes].tolist()
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     # ------------------------------------------------------------------ bytes
 
@@ -133,55 +135,51 @@ class Alphabet:
             size = 64 ** (following - 1)
             starts = start + size * np.arange(64)
             steps = self._steps(starts, size, following - 1, smallest=_SMALLEST[following])
-            known = self._blocks[start, following] = self._block(
-                dict(zip(range(0x80, 0xC0), steps, strict=True)), following - 1
-            )
+            known = self._blocks[start, following] = self._block(0x80, steps)
         return known
 
     def _root(self) -> Block:
-        step_of = dict(enumerate(self._steps(np.arange(128), 1, 0)))
+        leads = [np.zeros(0xC2 - 0x80, np.int64)]  # no character begins with these bytes
         for first, last, following in ((0xC2, 0xE0, 1), (0xE0, 0xF0, 2), (0xF0, 0xF5, 3)):
             size = 64**following
             starts = size * np.arange(last - first) + (size * 2 if following == 1 else 0)
-            step_of |= zip(range(first, last), self._steps(starts, size, following), strict=True)
-        return self._block(step_of, 3)
+            leads.append(self._steps(starts, size, following))
+        return self._block(0, np.concatenate([self._steps(np.arange(128), 1, 0), *leads]))
 
-    def _steps(
-        self, starts: npt.NDArray[np.int64], size: int, following: int, smallest: int = 0
-    ) -> list[Step]:
+    def _steps(self, starts: Int, size: int, following: int, smallest: int = 0) -> Int:
         """The steps into the stretches of `size` code points from each of `starts` on."""
         first = np.searchsorted(self.edges, starts, side="right") - 1
         last = np.searchsorted(self.edges, starts + size, side="left")
         classes = self.classes[first]
         whole = (last - first == 1) & (starts >= _SMALLEST[following]) & (starts + size <= MAX_CHAR)
-        some = (starts + size > smallest) & (starts < MAX_CHAR)
-        return [
-            (Step(c, following) if is_whole else Step(0, following, at)) if is_some else NEVER
-            for c, is_whole, is_some, at in zip(
-                classes.tolist(), whole.tolist(), some.tolist(), starts.tolist(), strict=True
-            )
-        ]
+        steps: Int = np.where(
+            whole,
+            np.where(classes > 0, classes << 2 | following, NEVER),
+            -(starts << 2 | following),
+        )
+        steps[(starts + size <= smallest) | (starts >= MAX_CHAR)] = NEVER
+        return steps
 
-    def _block(self, step_of: dict[int, Step], following: int) -> Block:
-        """The block whose bytes lead to `step_of`; all others to `NEVER`."""
-        numbers: dict[Step, int] = {NEVER: 0}
-        step_of_byte = np.zeros(256, np.int64)
-        classes = 0
-        for byte, step in step_of.items():
-            if step.start is None:
-                step = step if step.char_class else NEVER
-                classes |= 1 << step.char_class
-            else:
-                classes |= self._classes_in(step.start, 64**step.following)
-            step_of_byte[byte] = numbers.setdefault(step, len(numbers))
-        return Block(list(numbers), step_of_byte, classes, following)
+    def _block(self, first_byte: int, steps: Int) -> Block:
+        """The block where the bytes from `first_byte` on lead to `steps`; all others to `NEVER`."""
+        of_byte = np.zeros(256, np.int64)
+        of_byte[first_byte : first_byte + len(steps)] = steps
+        distinct, step_of_byte = np.unique(of_byte, return_inverse=True)
+        return Block(distinct.tolist(), step_of_byte)
 
-    def _classes_in(self, start: int, size: int) -> int:
-        """Those from `start` on; class 0 too if some of them have no such bytes."""
+    def classes_in(self, start: int, following: int) -> int:
+        """The classes in a block; class 0 among them if some of its bytes are no character."""
+        known = self._classes_in.get((start, following))
+        if known is None:
+            known = self._classes_in[start, following] = self._find_classes(start, following)
+        return known
+
+    def _find_classes(self, start: int, following: int) -> int:
+        stop = start + 64**following
+        found = int(start < _SMALLEST[following] or stop > MAX_CHAR)
+        start = max(start, _SMALLEST[following])  # what lies below has a shorter form
         first = int(np.searchsorted(self.edges, start, side="right")) - 1
-        last = int(np.searchsorted(self.edges, start + size, side="left"))
-        found = 0
+        last = int(np.searchsorted(self.edges, stop, side="left"))
         for number in set(self.classes[first:last].tolist()):
             found |= 1 << number
-        overlong = size > 64 and start == 0
-        return found | (overlong or start + size > MAX_CHAR)
+        return found

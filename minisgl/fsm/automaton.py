@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.fsm.alphabet import NEVER, Block, Step
+from minisgl.fsm.alphabet import NEVER, Block, block_step, whole_step
 from minisgl.fsm.nodes import Node
 from minisgl.fsm.rests import Before, Rests, RestTable, TooComplexError
 
@@ -217,10 +217,10 @@ class ByteAutomaton:
 
     def __init__(self, chars: Automaton) -> None:
         self.chars = chars
-        # A state within a character is a state of `chars` with a block, or with the number of
-        # bytes to come if any will do; at the start of a character that number is 0.
-        self._keys: list[tuple[int, Block | int]] = [(-1, 0)]
-        self._number: dict[tuple[int, Block | int], int] = {}
+        # A state within a character is a state of `chars` with the step to a block (which is
+        # negative) or with how many bytes of any value are to come; between characters with 0.
+        self._keys: list[tuple[int, int]] = [(-1, 0)]
+        self._number: dict[tuple[int, int], int] = {}
         self.table: npt.NDArray[np.int32] = np.zeros((64, 256), np.int32)
         self._filled = np.zeros(64, bool)
         self._filled[0] = True
@@ -232,7 +232,7 @@ class ByteAutomaton:
         """How many have come up, the dead one included."""
         return len(self._keys)
 
-    def _state(self, state: int, within: Block | int) -> int:
+    def _state(self, state: int, within: int) -> int:
         key = (state, within)
         number = self._number.get(key)
         if number is None:
@@ -245,9 +245,15 @@ class ByteAutomaton:
 
     def step(self, state: int, byte: int) -> int:
         """The state after one more byte; 0 if no match begins so."""
-        if not self._filled[state]:
-            self._fill_rows([state])
-        return int(self.table[state, byte])
+        if self._filled[state]:
+            return int(self.table[state, byte])
+        with self.lock:  # one step; the whole row would be for the walk of a vocabulary
+            chars, within = self._keys[state]
+            if within > 0:
+                return self._state(chars, within - 1) if 0x80 <= byte < 0xC0 else 0
+            block = self._block(within)
+            step = block.steps[block.step_of_byte[byte]]
+            return self._target(chars, step, self.chars.edges(chars))
 
     def walk(self, state: int, data: bytes) -> int:
         """The state after more bytes; 0 if no match begins so."""
@@ -302,29 +308,35 @@ class ByteAutomaton:
 
     def _fill_row(self, state: int) -> None:
         chars, within = self._keys[state]
-        if isinstance(within, int) and within:  # any byte of a character's rest
+        if within > 0:  # any byte of a character's rest
             target = self._state(chars, within - 1)
             self.table[state, 0x80:0xC0] = target
         else:
-            block = self.chars.alphabet.root if isinstance(within, int) else within
+            block = self._block(within)
             edges = self.chars.edges(chars)
             targets = np.array([self._target(chars, step, edges) for step in block.steps])
             self.table[state] = targets[block.step_of_byte]
         self._filled[state] = True
 
-    def _target(self, chars: int, step: Step, edges: Edges) -> int:
+    def _block(self, within: int) -> Block:
+        alphabet = self.chars.alphabet
+        return alphabet.block(*block_step(within)) if within else alphabet.root
+
+    def _target(self, chars: int, step: int, edges: Edges) -> int:
         """The state that a step leads to; 0 if no character that it begins is wanted."""
-        if step is NEVER:
+        if step == NEVER:
             return 0
-        if step.start is None:
+        whole = whole_step(step)
+        if whole is not None:
             for target, classes in edges.items():
-                if classes >> step.char_class & 1:
-                    return self._state(target, step.following)
+                if classes >> whole[0] & 1:
+                    return self._state(target, whole[1])
             return 0
-        block = self.chars.alphabet.block(step.start, step.following)
+        start, following = block_step(step)
+        inside = self.chars.alphabet.classes_in(start, following)
         wanted = 0
         for target, classes in edges.items():
-            if not block.classes & ~classes:  # all of the block leads to the same state
-                return self._state(target, step.following)
+            if not inside & ~classes:  # all of the block leads to the same state
+                return self._state(target, following)
             wanted |= classes
-        return self._state(chars, block) if block.classes & wanted else 0
+        return self._state(chars, step) if inside & wanted else 0

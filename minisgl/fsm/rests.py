@@ -60,9 +60,11 @@ class RestTable:
         self.has_look = any(isinstance(n, Look) for n in nodes)
         if self.has_look:
             nodes += [_ANY, _ANY_TEXT]
-        sets = {n: n.ranges for n in nodes if isinstance(n, Chars)}
-        self.alphabet = Alphabet(sets.values())
-        self._mask: dict[Node, int] = {n: self.alphabet.mask(ranges) for n, ranges in sets.items()}
+        chars = [n for n in nodes if isinstance(n, Chars)]
+        distinct = list(dict.fromkeys(n.ranges for n in chars))
+        self.alphabet = Alphabet(distinct)
+        mask_of = dict(zip(distinct, self.alphabet.masks, strict=True))
+        self._mask: dict[Node, int] = {n: mask_of[n.ranges] for n in chars}
         first = {mask: n for n, mask in reversed(self._mask.items())}
         self._same: dict[Node, Node] = {n: first[mask] for n, mask in self._mask.items()}
         self._min_length = _min_lengths(nodes, self._mask)

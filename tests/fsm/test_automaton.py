@@ -97,6 +97,37 @@ def test_every_live_state_reaches_a_match(pattern: str, text: str) -> None:
         assert layer, (pattern, text)
 
 
+@given(looking_patterns, texts, st.binary(max_size=2))
+def test_every_live_state_over_bytes_reaches_a_match(pattern: str, text: str, more: bytes) -> None:
+    """Half a character too, whatever its bytes: some bytes that may follow complete it."""
+    automaton = compile_or_skip(pattern)
+    state = automaton.start
+    for byte in text.encode() + more:
+        following = [automaton.step(state, b) for b in range(256)]
+        assert automaton.accepts(state) or any(following), (pattern, text, more)
+        if not following[byte]:
+            break
+        state = following[byte]
+    while not automaton.starts_character(state):
+        state = next(filter(None, (automaton.step(state, b) for b in range(256))))
+
+
+@pytest.mark.parametrize("pattern", ["a", "é", "[世-界]", "\U00010400", "[^\\0-\\ufeff]", "(?i)k"])
+def test_each_byte_is_read_exactly_where_a_character_has_it(pattern: str) -> None:
+    automaton = compile_regex(pattern)
+    characters = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+    matching = re.findall(pattern, characters)
+    begun = {data[:n] for data in (c.encode() for c in matching) for n in range(len(data))}
+    ends = {c.encode() for c in matching}
+    some = sorted(begun)[:: max(1, len(begun) // 200)]
+    for data in some:
+        state = automaton.walk(automaton.start, data)
+        for byte in range(256):
+            longer = data + bytes([byte])
+            expected = longer in begun or longer in ends
+            assert bool(automaton.step(state, byte)) == expected, longer
+
+
 HUGE = [
     r".{0,100000}", r"(.{0,1000}a){0,1000}", r"((a?){100}){100}", r"(a|aa)*", r"(a*)*", r"(a|a)*b",
     r"(.*a){20}", r".*a.{0,100000}", r"([a-z]{1,100000},){1,100000}", "(" * 90 + "a*" + ")*" * 90,
