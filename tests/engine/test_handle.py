@@ -569,7 +569,6 @@ class TestClose:
 
     def test_an_engine_that_nobody_holds_ends_its_thread(self, tiny_model_dir: Path) -> None:
         engine = fp32(str(tiny_model_dir))
-        engine.call(partial(id, engine))  # the thread must not keep what it was sent
         handle = engine.submit(PROMPT, greedy(4))
         thread, model = engine.loop._thread, weakref.ref(engine.loop.runner.model)
         del engine
@@ -578,6 +577,14 @@ class TestClose:
         gc.collect()
         assert not thread.is_alive()
         assert model() is None
+
+    def test_the_thread_does_not_keep_what_it_was_sent_last(self, tiny_model_dir: Path) -> None:
+        engine = fp32(str(tiny_model_dir))
+        thread = engine.loop._thread
+        engine.call(partial(id, engine))  # idle before it and after it
+        del engine
+        gc.collect()
+        assert not thread.is_alive()
 
     def test_a_program_that_forgets_to_close_ends(self, tiny_model_dir: Path) -> None:
         program = f"""
