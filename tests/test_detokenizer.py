@@ -254,6 +254,25 @@ def test_stop_completed_by_the_flush(bpe: Tokenizer) -> None:
     assert "".join(deltas(detokenizer, [bpe.encode("xa"), half])) == "x"
 
 
+@given(
+    before=st.text("ab ", max_size=8),
+    after=st.text("ab ", max_size=8),
+    stop=st.text("ab ", min_size=1, max_size=3),
+)
+def test_a_stop_counts_only_in_what_comes_when_it_may(
+    before: str, after: str, stop: str, bpe: Tokenizer
+) -> None:
+    detokenizer = Detokenizer(bpe, stop=stop)
+    for i in bpe.encode(before, add_special_tokens=False):
+        assert detokenizer.push([i], may_stop=False)  # nothing is held
+    assert detokenizer.text == before
+    for i in bpe.encode(after, add_special_tokens=False):
+        detokenizer.push([i])
+    detokenizer.finish()
+    assert detokenizer.text == before + cut(after, [stop], keep=False)
+    assert (detokenizer.stopped == stop) == (stop in after)
+
+
 def test_empty_stop_is_refused(bpe: Tokenizer) -> None:
     with pytest.raises(ValueError, match="empty stop string"):
         Detokenizer(bpe, stop=["a", ""])

@@ -11,6 +11,7 @@ from minisgl.engine.req import Req
 from minisgl.engine.transfer import send
 from minisgl.kernels.sample import sample
 
+HOTTEST = 1e30  # all tokens are equally likely long before; float32 has no room for much more
 _MASK = (1 << 64) - 1
 
 
@@ -63,7 +64,7 @@ def _draw(logits: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
     temperature, top_p, min_p, draws = send(
         logits.device,
         torch.float32,
-        [x.temperature for x in p],
+        [min(x.temperature, HOTTEST) for x in p],
         [x.top_p for x in p],
         [x.min_p for x in p],
         [uniform(r.seed, len(r.output_ids)) for r in reqs],
