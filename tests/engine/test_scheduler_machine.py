@@ -72,6 +72,7 @@ class Machine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 12),
         namespace=st.sampled_from([None, None, None, "adapter"]),
         copies=st.sampled_from([1, 1, 1, 3]),
+        logprobs_from=st.sampled_from([None, None, 0, 1, 5]),
     )
     def submit(
         self,
@@ -81,10 +82,14 @@ class Machine(RuleBasedStateMachine):
         max_tokens: int,
         namespace: str | None,
         copies: int,
+        logprobs_from: int | None,
     ) -> tuple[int, ...]:
         """Fork-like: a prompt begins as one before it did."""
         prompt = (*base[:keep], *suffix)[: self.slots - 1]  # the door refuses longer ones
-        self.reqs += [self.model.submit(prompt, max_tokens, namespace) for _ in range(copies)]
+        if logprobs_from is not None:
+            logprobs_from = min(logprobs_from, len(prompt) - 1)
+        for _ in range(copies):
+            self.reqs.append(self.model.submit(prompt, max_tokens, namespace, logprobs_from))
         return prompt
 
     @rule(steps=st.integers(1, 6))
@@ -114,6 +119,8 @@ class Machine(RuleBasedStateMachine):
             alone = answer_alone(req.prompt_ids, req.max_tokens, self.slots, stops=True)
             if how in ("abort", "fail"):
                 alone = alone[: len(req.output_ids)]
+            elif (first := req.params.prompt_logprobs_from) is not None:
+                assert len(req.prompt_logprobs) == len(req.prompt_ids) - first, "each one once"
             assert req.output_ids == alone, "in any company the answer is the same"
         scheduler = self.model.scheduler
         assert scheduler.flush()

@@ -47,15 +47,21 @@ def answer_alone(
     return output
 
 
-def make_req(prompt: Sequence[int], max_tokens: int = 1, namespace: str | None = None) -> Req:
+def make_req(
+    prompt: Sequence[int],
+    max_tokens: int = 1,
+    namespace: str | None = None,
+    prompt_logprobs_from: int | None = None,
+) -> Req:
     """A request as the door would make it, with nothing to detokenize."""
     return Req(
         prompt_ids=list(prompt),
-        params=SamplingParams(namespace=namespace),
+        params=SamplingParams(namespace=namespace, prompt_logprobs_from=prompt_logprobs_from),
         max_tokens=max_tokens,
         stop_ids=frozenset([STOP]),
         seed=0,
         detokenizer=cast(Detokenizer, None),
+        prompt_logprobs=[None] if prompt_logprobs_from == 0 else [],
     )
 
 
@@ -80,10 +86,9 @@ class PrefixModel:
         self.ended: dict[Req, str] = {}
         self.tally = Tally()
 
-    def submit(
-        self, prompt: Sequence[int], max_tokens: int = 1, namespace: str | None = None
-    ) -> Req:
-        req = make_req(prompt, max_tokens, namespace)
+    def submit(self, prompt: Sequence[int], *args: Any, **kw: Any) -> Req:
+        """Arguments as `make_req`."""
+        req = make_req(prompt, *args, **kw)
         self.scheduler.submit(req)
         return req
 
@@ -143,6 +148,8 @@ class PrefixModel:
                     f"request {req.id} reads another's K/V at position {position}"
                 )
         self._check_computed_once(step)
+        for e, n in [(e, len(e.prompt_rows)) for e in step.extends]:
+            e.req.prompt_logprobs += [None] * n
         self.tally.prefilled += sum(e.stop - e.start for e in step.extends)
         self.tally.steps += 1 if step else 0
 
@@ -155,7 +162,8 @@ class PrefixModel:
             self.end(req, "length")
 
     def _check_computed_once(self, step: Step) -> None:
-        """Of a prompt's tokens only the last may be computed although the tree holds it."""
+        """Of a prompt's tokens only those whose logits are wanted, most often the last, may be
+        computed although the tree holds them."""
         if not self.scheduler.use_cache:
             return
         in_tree = {}
@@ -167,7 +175,7 @@ class PrefixModel:
         for e in step.extends:
             assert e.req.row is not None
             slots = self.scheduler.req_to_token.row(e.req.row, e.stop)
-            for position in range(e.start, min(e.stop, len(e.req.key) - 1)):
+            for position in range(e.start, min(e.stop, e.req.logits_from)):
                 assert in_tree[prefix(e.req, position)] == slots[position], (
                     "a token was computed that the tree holds, or was not shared at once"
                 )
