@@ -103,6 +103,28 @@ MUTANTS = [
         "leaf.ref_count = 0",
     ),
     Mutant(
+        "what is appended is not locked", TREE, "leaf.ref_count = 1  #", "leaf.ref_count = 0  #"
+    ),
+    Mutant(
+        "what is appended replaces what is known",
+        TREE,
+        "if leaf.edge in node.children:",
+        "if leaf.edge in ():",
+    ),
+    Mutant(
+        "a walk below a node starts at the root",
+        TREE,
+        "node, same, matched = start, len(start.key), 0",
+        "node, same, matched = self.root, 0, 0",
+    ),
+    Mutant("a drop goes past a lock", TREE, "while node.evictable:", "while not node.children:"),
+    Mutant(
+        "what was dropped stays in the queue",
+        TREE,
+        "if entry[2].parent is not None]",
+        "if entry[2].parent is not node]",
+    ),
+    Mutant(
         "a slot is handed out twice", POOL, "self._used[taken] = True", "self._used[taken] |= False"
     ),
     Mutant(
