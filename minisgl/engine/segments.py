@@ -63,18 +63,20 @@ def tokens_worth_sharing(layer: torch.Tensor) -> int:
 def find_segments(
     prefixes: Mapping[Owner, TreeNode], min_saved: int, present: Collection[TreeNode] = ()
 ) -> list[Segment[Owner]]:
-    """The segments of the requests whose cached prefixes end at these nodes, outermost first.
+    """The segments of requests whose cached prefixes end at these nodes, which they keep locked.
 
-    A segment is kept where it saves the reading of at least `min_saved` (>= 1) tokens a step: its
-    length times its readers but one.  Its readers are the segments and tails that continue it; the
-    tokens of a run that is not worth a segment are read by each of them.  One that ends at a node
-    of `present` (there now, so nothing has to be copied) stays while it saves half as much: the
-    grouping does not flip each time that somebody comes or goes.
+    Outermost first.  A segment is kept where it saves the reading of at least `min_saved` (>= 1)
+    tokens a step: its length times its readers but one.  Its readers are the segments and tails
+    that go on from it; the tokens of a run that is not worth a segment are read by each of them.  A
+    segment that ends at a node of `present` (it is there now, so nothing has to be copied) stays
+    while it saves half as much: the grouping does not flip each time that somebody comes or goes.
 
     O(requests + nodes on their paths).
     """
-    ends: dict[TreeNode, list[Owner]] = {}
+    ends: dict[TreeNode, list[Owner]] = {}  # where others may be beside each request
     for owner, node in prefixes.items():
+        while node.ref_count == 1 and node.parent:  # nobody else stands on it
+            node = node.parent
         ends.setdefault(node, []).append(owner)
     order, below = _tree_above(ends)
 

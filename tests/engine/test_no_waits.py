@@ -245,6 +245,7 @@ def test_a_step_that_shares_a_prefix_does_not_wait_either(
     tree.insert(reqs[0].prompt_ids, [0, 1, 2])
     for req in reqs:
         req.node = tree.match_prefix(req.prompt_ids).node
+        tree.lock(req.node)
     runner.min_saved = 1
     step = Step(reqs, [])
     for copies_expected in (2, 1):  # the grouping is sent when the batch changes

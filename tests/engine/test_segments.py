@@ -163,6 +163,8 @@ def test_a_chat_of_thousands_of_turns_is_no_recursion() -> None:
         tokens.append(i)
         tree.insert(tokens, range(len(tokens)))
     nodes = {turn: tree.match_prefix(range(turn)).node for turn in (2000, 2500, 3000)}
+    for node in nodes.values():
+        tree.lock(node)
     segments = find_segments(nodes, 1)
     assert [(s.start, s.stop, len(s.members)) for s in segments] == [(0, 2000, 3), (2000, 2500, 2)]
 
