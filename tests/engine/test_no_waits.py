@@ -203,22 +203,6 @@ def test_a_mixed_step_does_not_wait_either(
     assert "_extend_attention_kernel" in launches
 
 
-def test_a_shared_prefix_is_described_to_the_device_once(
-    tiny_model_dir: Path, runner: ModelRunner, launches: list[str], reads: list[str]
-) -> None:
-    reqs = running(runner, tiny_model_dir)
-    runner.scheduler.tree.insert([5, 6, 7], [0, 1, 2])
-    for req in reqs[:2]:
-        req.node = runner.scheduler.tree.match_prefix([5, 6, 7]).node
-    runner.min_saved = 1
-    runner.forward(Step(reqs, []))
-    launches.clear()
-    with Copies() as copies:
-        runner.forward(Step(reqs, []))
-    assert (copies.count, reads) == (1, [])
-    assert "_cascade_attention_kernel" in launches
-
-
 @pytest.mark.parametrize("asked", [1, B])
 def test_penalties_wait_for_nothing_more_and_logprobs_for_what_they_tell(
     tiny_model_dir: Path, runner: ModelRunner, launches: list[str], reads: list[str], asked: int
