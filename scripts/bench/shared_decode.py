@@ -4,7 +4,7 @@
     python -m scripts.bench.shared_decode --cases 4x1000 2x500 --always    # to find the threshold
 
 A case BxP is B requests that begin with the same P tokens and go on with 68 of their own (256 where
-P is 0), then 64 new tokens, greedy; the time of one new token is taken off, so the prompts, which
+P is 0), then 64 new tokens (--new), greedy; the time of one new token is taken off, so the prompts, which
 are cached, do not count.  One engine is asked in turn with sharing on and off: the same weights and
 the same memory.  --always shares whatever can be shared, also where it doesn't pay: a segment
 breaks even where the ratio is 1, and that is how `WORTH_ON_CPU` in minisgl/engine/segments.py was
@@ -21,16 +21,19 @@ from typing import Any
 from minisgl import Engine, SamplingParams
 from scripts.bench.common import interleave, median_ratio, prompts, report, seconds
 
-NEW, OWN, OWN_ALONE = 64, 68, 256
+OWN, OWN_ALONE = 68, 256
 Ids = list[list[int]]
 
 
 class Bench:
     """One engine, and the two ways to ask it."""
 
-    def __init__(self, model: str | None, dtype: str, *, always: bool) -> None:
+    def __init__(self, model: str | None, dtype: str, new: int, *, always: bool) -> None:
+        self.new = new
         self.engine = Engine(model, dtype=dtype, max_running=64)
-        self.min_saved = 1 if always else self.engine.loop.runner.min_saved
+        min_saved = self.engine.loop.runner.min_saved
+        assert min_saved is not None
+        self.min_saved = 1 if always else min_saved
 
     def case(self, batch: int, prefix: int) -> Ids:
         """`batch` prompts that share their first `prefix` tokens and nothing more."""
@@ -43,7 +46,7 @@ class Bench:
         shared = prompts(encode, 1, prefix)[0]
         own = prompts(encode, batch, OWN)
         # The first own token differs: nothing but `shared` is shared.
-        return [[*shared, 1000 + i, *ids[1:]] for i, ids in enumerate(own)]
+        return [[*shared, 100 + i, *ids[1:]] for i, ids in enumerate(own)]
 
     def answers(self, ids: Ids, new: int, *, share: bool) -> Ids:
         runner = self.engine.loop.runner
@@ -54,16 +57,13 @@ class Bench:
     def speed(self, ids: Ids, *, share: bool) -> float:
         """Tokens per second of the 2nd to the last new token, over the whole batch."""
         first = seconds(lambda: self.answers(ids, 1, share=share))
-        return len(ids) * (NEW - 1) / (seconds(lambda: self.answers(ids, NEW, share=share)) - first)
+        rest = seconds(lambda: self.answers(ids, self.new, share=share)) - first
+        return len(ids) * (self.new - 1) / rest
 
     def row(self, batch: int, prefix: int, rounds: int) -> dict[str, Any]:
         ids = self.case(batch, prefix)
-        same = [
-            on == off
-            for on, off in zip(
-                self.answers(ids, NEW, share=True), self.answers(ids, NEW, share=False), strict=True
-            )
-        ]
+        answers = [self.answers(ids, self.new, share=share) for share in (True, False)]
+        same = [a == b for a, b in zip(*answers, strict=True)]
         results = interleave(
             {
                 "shared": lambda: self.speed(ids, share=True),
@@ -79,7 +79,8 @@ class Bench:
             "shared tokens": prefix,
             **medians,
             "ratio": ratio,
-            "saved tokens a step": (batch - 1) * prefix,
+            "a segment would save": f"{(batch - 1) * prefix} tokens a step",
+            "so it": "is made" if (batch - 1) * prefix >= self.min_saved else "is not",
             "equal answers": f"{sum(same)} of {len(same)}",
         }
 
@@ -88,13 +89,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=["32x1000", "8x200", "32x0"], metavar="BxP")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--always", action="store_true", help="share what does not pay as well")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
+    if args.new < 2:
+        parser.error(f"--new {args.new}: at least 2, since the first token does not count")
 
-    bench = Bench(args.model, args.dtype, always=args.always)
+    bench = Bench(args.model, args.dtype, args.new, always=args.always)
     sizes = [tuple(map(int, case.split("x"))) for case in args.cases]
     rows = [bench.row(batch, prefix, args.rounds) for batch, prefix in sizes]
     bench.engine.close()
