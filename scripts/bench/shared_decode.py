@@ -4,11 +4,10 @@
     python -m scripts.bench.shared_decode --cases 4x1000 2x500 --always    # to find the threshold
 
 A case BxP is B requests that begin with the same P tokens and go on with 68 of their own (256 where
-P is 0), then 64 new tokens (--new), greedy; the time of one new token is taken off, so the prompts, which
+P is 0), then 64 new tokens, greedy; the time of one new token is taken off, so the prompts, which
 are cached, do not count.  One engine is asked in turn with sharing on and off: the same weights and
 the same memory.  --always shares whatever can be shared, also where it doesn't pay: a segment
-breaks even where the ratio is 1, and that is how `WORTH_ON_CPU` in minisgl/engine/segments.py was
-chosen.
+breaks even where the ratio is 1 (`WORTH_ON_CPU` in minisgl/engine/segments.py).
 """
 
 from __future__ import annotations
