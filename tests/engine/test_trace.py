@@ -178,6 +178,7 @@ def test_whatever_the_scheduler_does_the_trace_adds_up(
     returns = sum(life.count("waiting") - 1 for life in told.values())
     work = [step["args"] for step in steps(found)]
     assert returns == scheduler.retractions == sum(args["retractions"] for args in work)
+    assert min(args["cached_tokens"] for args in work) >= 0
     if returns == 0:
         prompts = [req for batch in reqs.values() for req in batch]
         done = sum(args["cached_tokens"] + args["extended_tokens"] for args in work)
