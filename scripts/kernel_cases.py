@@ -200,12 +200,16 @@ def extend_case(
     window: int = 0,
     causal: bool = True,
     pool_slots: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
-    """Prefill: `extend[b]` new tokens of each request over `prefix[b]` cached ones."""
+    """Prefill: `extend[b]` new tokens of each request over `prefix[b]` cached ones.
+
+    `kv_dtype`: of the pool, at least as exact as q's, so that new keys lose nothing in it.
+    """
     tokens, H, KV, D = sum(extend), model.heads, model.kv_heads, model.head_dim
     fused = make.normal(tokens, H + 2 * KV, D)
     q, kv = fused[:, :H], fused[:, H:].unflatten(1, (2, KV))
-    pool = make.normal(pool_slots or sum(prefix) + 16, 2, KV, D)
+    pool = make.normal(pool_slots or sum(prefix) + 16, 2, KV, D, dtype=kv_dtype)
     table, rows = _request_table(make, prefix, pool)
     prefix_lens = make.constant(prefix, torch.int32)
     cu_seqlens = make.constant([sum(extend[:i]) for i in range(len(extend) + 1)], torch.int32)
@@ -272,15 +276,16 @@ def decode_case(
     window: int = 0,
     pool_slots: int = 0,
     columns: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
     """Decode: one query of each request over its `lengths[b]` slots; length 0 is a padding row.
 
-    `columns`: width of the table of slots; 0: the longest request.
+    `columns`: width of the table of slots; 0: the longest request.  `kv_dtype`: of the pool.
     """
     H, KV, D = model.heads, model.kv_heads, model.head_dim
     pool_slots = pool_slots or sum(lengths) + 16
     q = make.normal(len(lengths), H + 2 * KV, D)[:, :H]
-    pool = make.normal(pool_slots, 2, KV, D)
+    pool = make.normal(pool_slots, 2, KV, D, dtype=kv_dtype)
     table, rows = _request_table(make, lengths, pool, columns)
     seq_lens = make.constant(lengths, torch.int32)
     scale = D**-0.5

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from scripts.kernel_cases import (
     add_rms_norm_case,
     adjust_logits_case,
@@ -95,6 +97,9 @@ def edge_cases(
     yield extend_case(make, wide, "pool past 2**31 elements", extend, prefix, pool_slots=slots)
     yield extend_case(make, small, "many tokens", [1, tokens // 8, 0, 3], [5, 0, 7, 0])
     yield decode_case(make, small, "only padding rows", [0, 0])
+    half = torch.float16
+    yield decode_case(make, small, "float16 pool", [0, 300, 17], kv_dtype=half)
+    yield extend_case(make, small, "float16 pool", [33, 1], [17, 70], kv_dtype=half)
     tree = {"prefix": slots // 16, "branch": slots // 64, "tail": slots // 64}
     far = "pool past 2**31 elements"
     yield cascade_case(make, wide, far, **tree, groups=[3, 2], pool_slots=slots)
