@@ -114,6 +114,23 @@ def test_a_fault_leaves_no_poison_in_the_cache(tiny_model_dir: Path, company: in
         assert_all_free(engine)
 
 
+def test_going_idle_checks_the_accounts_but_walks_no_tree(tiny_model_dir: Path) -> None:
+    def walk() -> None:
+        raise AssertionError("the whole tree was walked")
+
+    with fp32(str(tiny_model_dir)) as engine:
+        engine.call(lambda: setattr(engine.loop.scheduler.tree, "check", walk))
+        assert engine.generate([5, 6], greedy(2)).completion_tokens == 2
+        with pytest.raises(AssertionError, match="walked"):
+            engine.check()
+    with fp32(str(tiny_model_dir)) as engine:
+        engine.call(lambda: engine.loop.scheduler.pool.alloc(1))  # a leak
+        answer = engine.submit([5, 6], greedy(2))
+        assert answer.result().completion_tokens == 2
+        with pytest.raises(EngineError, match=r"free \+ .* is not"):
+            engine.generate([5, 6], greedy(2))
+
+
 @pytest.mark.parametrize(
     ("settings", "way_out"),
     [
