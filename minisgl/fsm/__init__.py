@@ -14,10 +14,14 @@ b's'
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
+from typing import Any
 
 from minisgl.fsm.automaton import Automaton, ByteAutomaton
 from minisgl.fsm.guide import Guide
+from minisgl.fsm.json_scalars import SchemaError
+from minisgl.fsm.json_schema import as_schema, parse_schema
 from minisgl.fsm.regex import PatternError, parse
 from minisgl.fsm.rests import TooComplexError
 from minisgl.fsm.vocab_index import VocabIndex
@@ -40,7 +44,31 @@ def compile_regex(pattern: str) -> ByteAutomaton:
         raise type(error)(f"regex {shown!r}: {error}") from error
 
 
+def compile_json_schema(schema: Any, *, max_space: int = 32) -> ByteAutomaton:
+    """The automaton of the JSON texts that are valid by a schema; compiled once, then shared.
+
+    Args:
+        schema: a dict or a boolean, JSON text of one, a dataclass, or a pydantic model.
+        max_space: how many characters of white space may stand where JSON allows any; 0: none.
+
+    Raises:
+        SchemaError: a ValueError that names the place of what is wrong or can't be enforced.
+        ValueError: no JSON at all is valid by it, or it is too complex.
+    """
+    return _compile_schema(json.dumps(as_schema(schema)), max_space)
+
+
+@lru_cache(maxsize=256)
+def _compile_schema(schema: str, max_space: int) -> ByteAutomaton:
+    try:
+        return ByteAutomaton(Automaton(parse_schema(schema, max_space=max_space)))
+    except SchemaError:
+        raise
+    except ValueError as error:
+        raise type(error)(f"JSON schema: {error}") from error
+
+
 __all__ = [
-    "Automaton", "ByteAutomaton", "Guide", "PatternError", "TooComplexError", "VocabIndex",
-    "compile_regex", "parse",
+    "Automaton", "ByteAutomaton", "Guide", "PatternError", "SchemaError", "TooComplexError",
+    "VocabIndex", "compile_json_schema", "compile_regex", "parse", "parse_schema",
 ]  # fmt: skip

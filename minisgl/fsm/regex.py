@@ -61,8 +61,12 @@ class _Flags:
     a: bool = False
 
 
-def parse(pattern: str) -> Node:
+def parse(pattern: str, *, javascript: bool = False) -> Node:
     """The tree of a pattern.
+
+    Args:
+        pattern: in Python's syntax.
+        javascript: as JSON Schema has it: \\d and \\w are ASCII, $ is at the very end only.
 
     >>> parse("a{2,3}")
     Repeat(body=Chars(ranges=((97, 98),)), low=2, high=3)
@@ -70,14 +74,15 @@ def parse(pattern: str) -> Node:
     Raises:
         PatternError: a ValueError with the place of what is wrong or can't be an automaton.
     """
-    return _Parser(pattern).pattern()
+    return _Parser(pattern, javascript=javascript).pattern()
 
 
 class _Parser:
     """Recursive descent: a choice holds sequences, which hold atoms with quantifiers."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, javascript: bool) -> None:
         self._text = text
+        self._javascript = javascript
         self._at = 0
         self._nesting = 0
         self._names: set[str] = set()
@@ -126,7 +131,7 @@ class _Parser:
 
     def _global_flags(self) -> _Flags:
         """Those of (?i)(?m)..., which stand at the start."""
-        flags = _Flags()
+        flags = _Flags(a=self._javascript)
         while self._peek("(?"):
             start = self._at
             if self._take("(?#"):
@@ -254,6 +259,8 @@ class _Parser:
             case "$":
                 if flags.m:
                     return _look_ahead(_NOT_NEWLINE, negative=True)
+                if self._javascript:
+                    return _END
                 # At the end, or before the line break that ends the text.
                 last_newline = Sequence((Chars(_NEWLINE), _END))
                 return Choice((_END, _look_ahead(last_newline, negative=False)))
@@ -288,7 +295,8 @@ class _Parser:
         self._at += 1
         letter = self._next("what is escaped")
         if letter in "dDwWsS":
-            known = charset.shorthand(letter.lower(), ascii_only=flags.a)
+            is_ascii = flags.a and not (self._javascript and letter in "sS")
+            known = charset.shorthand(letter.lower(), ascii_only=is_ascii)
             return known if letter.islower() else charset.complement(known)
         if letter in "pP":
             found = self._property(start)

@@ -10,6 +10,7 @@ random walk of allowed tokens, and "first visits" are the masks among them that 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minisgl.fsm import Automaton, ByteAutomaton, Guide, VocabIndex, parse
+from minisgl.fsm import Automaton, ByteAutomaton, Guide, VocabIndex, parse, parse_schema
 from minisgl.fsm.masks import masks_of
 
 IP = r"((25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)\.){3}(25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
@@ -69,6 +70,51 @@ PATTERNS = {
     ".{0,100000}": r".{0,100000}",
 }
 
+BOOK: dict[str, object] = {
+    "id": {"type": "integer"},
+    "sku": {"type": "string", "maxLength": 12},
+    "title": {"type": "string"},
+    "status": {"enum": ["draft", "active", "archived", "deleted"]},
+    "kind": {"enum": ["book", "film", "game", "music"]},
+    "price": {"type": "number"},
+    "in_stock": {"type": "boolean"},
+    "note": {"type": ["string", "null"]},
+    "color": {"enum": ["red", "green", "blue"]},
+    "rank": {"type": "integer"},
+    "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
+    "grid": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+        "maxItems": 3,
+    },
+    "owner": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+    "level": {"enum": [1, 2, 3]},
+    "flag": {"type": "boolean"},
+    "city": {"type": "string"},
+    "lat": {"type": "number"},
+    "lon": {"type": "number"},
+    "due": {"type": "string", "format": "date"},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": BOOK,
+    "required": list(BOOK),
+    "additionalProperties": False,
+}
+PATTERNS["json, 20 fields"] = json.dumps(SCHEMA)
+
+
+def compile_fresh(pattern: str) -> ByteAutomaton:
+    """The automaton, made anew."""
+    tree = parse_schema(pattern) if pattern.startswith('{"type"') else parse(pattern)
+    return ByteAutomaton(Automaton(tree))
+
 
 def load_vocab(model: str | None) -> VocabIndex:
     from minisgl.models.hub import resolve_model
@@ -88,7 +134,7 @@ def cold(pattern: str, vocab: VocabIndex) -> float:
     for _ in range(5):
         masks_of.cache_clear()
         start = time.process_time()
-        Guide(ByteAutomaton(Automaton(parse(pattern))), vocab).allowed()
+        Guide(compile_fresh(pattern), vocab).allowed()
         best = min(best, time.process_time() - start)
     return best
 
@@ -96,7 +142,7 @@ def cold(pattern: str, vocab: VocabIndex) -> float:
 def walk(pattern: str, vocab: VocabIndex, steps: int) -> tuple[list[float], list[float], int]:
     """Seconds of each mask and of each advance, and how many masks were made."""
     rnd = random.Random(pattern)
-    automaton = ByteAutomaton(Automaton(parse(pattern)))
+    automaton = compile_fresh(pattern)
     guide = Guide(automaton, vocab)
     masks, advances = [], []
     seen = set()

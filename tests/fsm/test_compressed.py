@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.fsm import ByteAutomaton, Guide, TooComplexError, VocabIndex, compile_regex
+from minisgl.fsm.__main__ import main
 from minisgl.fsm.compressed import forced
 from minisgl.fsm.dfa import Dfa, compressed, minimised, whole
 from minisgl.fsm.picture import graphviz, svg
@@ -157,3 +159,25 @@ def test_too_many_states_to_look_at() -> None:
 def test_byte_automaton_of_a_schema_sized_pattern_is_lazy() -> None:
     automaton: ByteAutomaton = compile_regex("|".join(f"key{i}: .{{0,1000}}" for i in range(200)))
     assert automaton.num_states == 2
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main([r'\{"age": [0-9]+\}'])
+    assert '"{"age":␣" -> 1' in capsys.readouterr().out
+    main(["--dot", "yes|no"])
+    assert capsys.readouterr().out.startswith("digraph {")
+    main(["--svg", str(tmp_path / "a.svg"), "yes|no"])
+    assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    main(["(yes|no)!?", "no"])
+    assert capsys.readouterr().out.splitlines() == [
+        "''       then 2 bytes may follow",
+        "'n'      then always 'o'",
+        "'o'      then 1 bytes may follow, or the end",
+    ]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [1, 2]}', encoding="utf-8")
+    main(["--json-schema", str(schema)])
+    assert "[12] -> 1" in capsys.readouterr().out
+    for wrong in (["("], ["a", "b"], ["--json-schema", "no such file"]):
+        with pytest.raises(SystemExit, match=r"position 0|isn't allowed|No such file"):
+            main(wrong)
