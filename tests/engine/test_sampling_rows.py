@@ -156,6 +156,18 @@ class TestOneLogit:
             counted.update(output)
         assert dict(zip(counted.ids, counted.penalties, strict=True)) == {7: 2.0, 8: 1.0}
 
+    def test_a_stop_id_gets_its_bias_when_it_may_come(self) -> None:
+        params = SamplingParams(min_tokens=2, logit_bias={7: 1.5, 8: -1.0})
+        few = Adjustments(params, [3], stop_ids=[2, 7])
+        biases = []
+        for output in ([], [5], [5, 6], [5, 6, 9]):
+            assert few.update(output)
+            biases.append(dict(zip(few.ids, few.biases, strict=True)))
+        assert biases[0] == biases[1] == {2: -INF, 7: -INF, 8: -1.0}
+        assert biases[2] == biases[3] == {2: 0.0, 7: 1.5, 8: -1.0}
+        over = Adjustments(SamplingParams(min_tokens=1), [3], stop_ids=[2])
+        assert [over.update(output) for output in ([], [5], [5, 6])] == [True, False, False]
+
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
     def test_a_small_bias_counts_in_half_precision(self, dtype: torch.dtype) -> None:
         logits = torch.tensor([[20.0, 20.0, 3.0]], dtype=dtype)
