@@ -18,7 +18,7 @@ from minisgl import Engine, SamplingParams
 from minisgl.engine.engine import EngineError
 from minisgl.engine.loop import EngineLoop
 from minisgl.engine.trace import Trace
-from scripts.show.schedule import make_request, make_scheduler, simulate
+from scripts.show.schedule import make_request, make_scheduler, simulate, tight
 
 PROMPTS = ["Once upon a time", "What is the capital of France?", "What is the capital of Spain?"]
 PARTS = ["schedule", "forward", "sample", "detokenize"]
@@ -84,6 +84,15 @@ def test_a_trace_says_what_happened(tiny_model_dir: Path, tmp_path: Path) -> Non
     assert {i: phases(life) for i, life in lives(found).items()} == {
         c.request_id: ["waiting", "prefill", "decode"] for c in done
     }
+    begins = {(e["id"], e["name"].split()[0]): e["ts"] for e in found if e["ph"] == "b"}
+    for c in done:  # it waits from its submission on, and decodes once it has a token
+        request, waiting, prefill, decode = (
+            begins[c.request_id, name] for name in ("request", "waiting", "prefill", "decode")
+        )
+        assert request == waiting < prefill
+        mine = [e for e in work if str(c.request_id) in e["args"]["prefill"]]
+        assert prefill == mine[0]["ts"]
+        assert decode == pytest.approx(mine[-1]["ts"] + mine[-1]["dur"], abs=1e-4)
     ends = {e["id"]: e["args"] for e in found if e["ph"] == "e" and "args" in e}
     assert ends == {
         c.request_id: {
@@ -187,6 +196,18 @@ def test_whatever_the_scheduler_does_the_trace_adds_up(
     for e in found:
         if e["ph"] == "C" and e["name"] == "slots":
             assert sum(e["args"].values()) == slots and min(e["args"].values()) >= 0
+
+
+def test_a_retracted_request_is_cached_as_far_as_it_still_is(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json")
+    scheduler, arrivals = tight()
+    simulate(scheduler, arrivals, trace)
+    trace.close()
+    work = [step["args"] for step in steps(events(trace.path))]
+    assert {a["step"]: a["retractions"] for a in work if a["retractions"]} == {36: 1}
+    # Its prompt was a node of its own and stayed; its answer made room.
+    found = {a["step"]: (a["cached_tokens"], a["prefill"]) for a in work if a["prefill"]}
+    assert found == {1: (0, {"1": [0, 16], "2": [0, 16]}), 61: (16, {"2": [16, 51]})}
 
 
 def test_whoever_never_ran_is_in_the_trace_too(tiny_model_dir: Path, tmp_path: Path) -> None:
