@@ -57,8 +57,8 @@ class Engine:
     ...     engine.generate("The capital of France is", SamplingParams(max_tokens=4)).text
     ' Paris.'
 
-    `close` ends it, and so does the end of a `with` block.  One that nobody holds any more (a handle
-    holds its engine), or that is still open at the end of the program, closes itself.
+    `close` ends it, and so does the end of a `with` block.  One that nobody holds any more (handles
+    hold their engine), or that is still open at the end of the program, closes itself.
 
     Args:
         model: a Hugging Face directory, a hub id, a .gguf file, or None for the embedded model.
