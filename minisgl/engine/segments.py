@@ -30,8 +30,8 @@ from minisgl.kernels.cascade_attention import Segments
 Owner = TypeVar("Owner", bound=Hashable)
 
 # Bytes of one layer's K and V that a segment has to save per step: what computing and merging one
-# more part costs.  On a GPU, a step with segments also has to do without its CUDA graph.
-WORTH_ON_CPU = 2 * 2**20
+# more part costs, twice.  On a GPU, a step with segments also has to do without its CUDA graph.
+WORTH_ON_CPU = 4 * 2**20
 WORTH_ON_GPU = 256 * 2**20
 
 
