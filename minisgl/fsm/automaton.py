@@ -22,9 +22,10 @@ from minisgl.fsm.nodes import Node
 from minisgl.fsm.rests import Before, Rests, RestTable, TooComplexError
 
 MAX_SEARCH = 20_000  # states visited in search of an accepting one
-MAX_STATES = 500_000
+MAX_STATES = 200_000
 MIN_ASCII = 16  # characters of ASCII that make an edge a wide one
 
+Int32 = npt.NDArray[np.int32]
 Edges = dict[int, int]  # a state -> the classes that lead there, a bit for each
 
 
@@ -137,9 +138,16 @@ class Automaton:
             if table.classes[rest]:
                 after.setdefault(table.classes[rest], set()).add(table.after[rest])
         edges: Edges = {}
-        for classes, rests in _disjoint(after):
-            opened = [table.open(rest) for rest in table.prune(rests)]
-            target = self._state((), frozenset().union(*opened))
+        if len(after) == 1:  # as within a string or a literal: nothing to take apart
+            parts = list(after.items())
+        else:
+            parts = _disjoint(after)
+        for classes, rests in parts:
+            if len(rests) == 1:
+                opened = table.open(next(iter(rests)))
+            else:
+                opened = frozenset().union(*map(table.open, table.prune(rests)))
+            target = self._state((), opened)
             edges[target] = edges.get(target, 0) | classes
         return edges
 
@@ -212,7 +220,7 @@ class ByteAutomaton:
         chars: the automaton over characters below.
         start: the state where every text begins.
         lock: to be held while anything but a filled row is read; several engines may share it.
-        table: the state after each byte; call `fill` before reading a row.  # [capacity, 256]
+        table: the state after each byte, in rows that `rows` makes.  # [capacity, 256]
     """
 
     def __init__(self, chars: Automaton) -> None:
@@ -221,9 +229,10 @@ class ByteAutomaton:
         # negative) or with how many bytes of any value are to come; between characters with 0.
         self._keys: list[tuple[int, int]] = [(-1, 0)]
         self._number: dict[tuple[int, int], int] = {}
-        self.table: npt.NDArray[np.int32] = np.zeros((64, 256), np.int32)
-        self._filled = np.zeros(64, bool)
-        self._filled[0] = True
+        self.table: Int32 = np.zeros((64, 256), np.int32)
+        self._num_rows = 1
+        self._row: Int32 = np.full(64, -1, np.int32)  # of each state; -1: none yet
+        self._row[0] = 0
         self.lock = threading.RLock()
         self.start = self._state(chars.start, 0)
 
@@ -238,15 +247,15 @@ class ByteAutomaton:
         if number is None:
             number = self._number[key] = len(self._keys)
             self._keys.append(key)
-            if number == len(self.table):
-                self.table = np.concatenate([self.table, np.zeros_like(self.table)])
-                self._filled = np.concatenate([self._filled, np.zeros_like(self._filled)])
+            if number == len(self._row):
+                self._row = np.concatenate([self._row, np.full_like(self._row, -1)])
         return number
 
     def step(self, state: int, byte: int) -> int:
         """The state after one more byte; 0 if no match begins so."""
-        if self._filled[state]:
-            return int(self.table[state, byte])
+        row = self._row[state]
+        if row >= 0:
+            return int(self.table[row, byte])
         with self.lock:  # one step; the whole row would be for the walk of a vocabulary
             chars, within = self._keys[state]
             if within > 0:
@@ -295,28 +304,35 @@ class ByteAutomaton:
         with self.lock:
             return self.chars.view(chars, reach), within
 
-    def fill(self, states: npt.NDArray[np.int32]) -> None:
-        """Make the rows of `states` ready in `table`.  # [N]"""
-        missing = states[~self._filled[states]]
+    def rows(self, states: Int32) -> Int32:
+        """The rows of `table` of some states; made if they are missing.  # [N] -> [N]
+
+        Making one may replace `table` by a larger one: read it afterwards.
+        """
+        rows = self._row[states]
+        missing = states[rows < 0]
         if len(missing):
-            self._fill_rows(np.unique(missing).tolist())
+            with self.lock:
+                for state in np.unique(missing).tolist():
+                    self._make_row(state)
+            rows = self._row[states]
+        return rows
 
-    def _fill_rows(self, states: list[int]) -> None:
-        with self.lock:
-            for state in states:
-                self._fill_row(state)
-
-    def _fill_row(self, state: int) -> None:
+    def _make_row(self, state: int) -> None:
         chars, within = self._keys[state]
         if within > 0:  # any byte of a character's rest
-            target = self._state(chars, within - 1)
-            self.table[state, 0x80:0xC0] = target
+            row = np.zeros(256, np.int32)
+            row[0x80:0xC0] = self._state(chars, within - 1)
         else:
             block = self._block(within)
             edges = self.chars.edges(chars)
-            targets = np.array([self._target(chars, step, edges) for step in block.steps])
-            self.table[state] = targets[block.step_of_byte]
-        self._filled[state] = True
+            targets = [self._target(chars, step, edges) for step in block.steps]
+            row = np.array(targets, np.int32)[block.step_of_byte]
+        if self._num_rows == len(self.table):
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+        self.table[self._num_rows] = row
+        self._row[state] = self._num_rows
+        self._num_rows += 1
 
     def _block(self, within: int) -> Block:
         alphabet = self.chars.alphabet

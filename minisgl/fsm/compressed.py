@@ -27,12 +27,13 @@ def forced(automaton: ByteAutomaton, state: int) -> tuple[bytes, int]:
     data = bytearray()
     whole, target = 0, state
     while len(data) < MAX_JUMP and not automaton.accepts(state):
-        automaton.fill(np.array([state], np.int32))
-        ways = np.flatnonzero(automaton.table[state])
+        (row,) = automaton.rows(np.array([state], np.int32))  # subtle: may replace the table
+        following = automaton.table[row]
+        ways = np.flatnonzero(following)
         if len(ways) != 1:
             break
         data.append(int(ways[0]))
-        state = int(automaton.table[state, ways[0]])
+        state = int(following[ways[0]])
         if automaton.starts_character(state):
             whole, target = len(data), state
     return bytes(data[:whole]), target

@@ -27,6 +27,7 @@ class Masks:
         self.automaton = automaton
         self.vocab = vocab
         self._row: dict[int, int] = {}
+        self._generation = vocab.generation
         self._row_of_view: dict[object, int] = {}
         self._after: dict[tuple[int, int], int] = {}
         self._forced: dict[int, tuple[bytes, int]] = {}
@@ -34,6 +35,10 @@ class Masks:
 
     def row(self, state: int) -> int:
         """The number of the row of `vocab.rows` that holds the state's mask."""
+        if self._generation != self.vocab.generation:
+            self._row.clear()
+            self._row_of_view.clear()
+            self._generation = self.vocab.generation
         row = self._row.get(state)
         if row is None:
             with self._lock:

@@ -132,8 +132,8 @@ class TokenChars:
         ends = self._end[tokens]
         found: list[Int] = []
         while len(tokens):
-            automaton.fill(states)
-            states = automaton.table[states, self._bytes[at]]
+            rows = automaton.rows(states)
+            states = automaton.table[rows, self._bytes[at]]
             alive = np.flatnonzero(states)
             tokens, at, ends, states = tokens[alive], at[alive] + 1, ends[alive], states[alive]
             done = at == ends

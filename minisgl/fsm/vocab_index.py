@@ -38,6 +38,9 @@ class VocabIndex:
         vocab_size: how many ids there are.
         num_words: the length of a packed mask: a bit for each id, 32 to a word, low bits first.
         reach: the length of the longest token, in bytes.
+        rows: the masks of all states that were asked for, each once.  # [capacity, num_words]
+        num_rows: how many of the rows are in use.
+        generation: how often they were dropped.
 
     Raises:
         ValueError: a stop id is no id of the vocabulary, or there is none.
@@ -64,10 +67,10 @@ class VocabIndex:
         self._build_tree()
         self._chars = TokenChars(self._bytes)
         self.reach = self._num_levels
-        # Masks as rows, each once; patterns share them, and a device holds a copy of the table.
         self.rows: Row = np.zeros((16, self.num_words), np.int32)
         self.num_rows = 0
         self._row_of: dict[bytes, int] = {}
+        self.generation = 0
         self._lock = threading.Lock()
         self.no_ids: Int = np.zeros(0, np.int64)
 
@@ -128,9 +131,9 @@ class VocabIndex:
         nodes, states = np.zeros(1, np.int64), np.array([state], np.int32)
         found = [self.no_ids]
         while len(nodes):
-            automaton.fill(states)
+            rows = automaton.rows(states)
             nodes, parents = self._children(nodes)
-            states = automaton.table[states[parents], self._byte[nodes]]
+            states = automaton.table[rows[parents], self._byte[nodes]]
             alive = np.flatnonzero(states)
             nodes, states = nodes[alive], states[alive]
             found.append(self._token[nodes])
@@ -160,6 +163,16 @@ class VocabIndex:
                 self._row_of[key] = number
                 self.num_rows += 1
             return number
+
+    def forget(self) -> None:
+        """Drop all rows, for a server that has seen too many patterns; between two steps.
+
+        Guides go on working, and find their masks anew.
+        """
+        with self._lock:
+            self.rows, self.num_rows = np.zeros((16, self.num_words), np.int32), 0
+            self._row_of.clear()
+            self.generation += 1
 
     def gather(self, rows: Sequence[int]) -> Row:
         """The masks of a batch: one row of the table for each.  # [batch, num_words]"""

@@ -164,6 +164,20 @@ def test_equal_masks_of_different_patterns_are_one_row() -> None:
     ]
 
 
+def test_a_vocabulary_forgets_its_rows_and_guides_go_on() -> None:
+    vocab = small_vocab()
+    guide = Guide(compile_regex("[ab]{3}1"), vocab)
+    before = vocab.ids(guide.allowed())
+    guide.advance(PIECES.index("a"))
+    assert vocab.num_rows == 1
+    vocab.forget()
+    assert vocab.num_rows == 0
+    assert vocab.ids(guide.allowed()) == brute_force(guide)
+    guide.rollback(1)
+    assert vocab.ids(guide.allowed()) == before
+    assert vocab.num_rows == 2
+
+
 def test_a_token_that_is_not_allowed_moves_nothing() -> None:
     guide = Guide(compile_regex("ab"), VOCAB)
     for token in (PIECES.index("b"), STOP, SPECIAL, SMALL.index(b""), -1, 10**6):
