@@ -366,13 +366,36 @@ class TestCost:
         model = PrefixModel(30, look_ahead=1)
         model.submit([50], 20)
         model.step()
-        model.submit(range(25))
+        large = model.submit(range(29))
         model.step()
+        assert large in model.scheduler.waiting
         scheduler, looks = model.scheduler, []
         monkeypatch.setattr(scheduler, "_peek", looks.append)
         for _ in range(3):
             assert len(model.step().decodes) == 1
         assert looks == []
+
+    def test_a_newcomer_is_looked_at_although_the_queue_could_not_move(self) -> None:
+        model = PrefixModel(30, look_ahead=1)
+        model.submit([50], 20)
+        model.step()
+        large = model.submit(range(29))
+        model.step()
+        small = model.submit([50, 51])  # the tree holds some of it, so it is first in line
+        model.step()
+        assert small.was_admitted and not large.was_admitted
+
+    def test_the_queue_is_looked_at_again_when_prompts_have_grown_the_tree(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("minisgl.engine.scheduler.PROMPT_ROWS", 2)
+        model = PrefixModel(29)
+        model.submit(range(12), 8, prompt_logprobs_from=0)  # two tokens a step
+        follower = model.submit([*range(12), 50])
+        model.step()  # 11 tokens are new, 10 + 7 are promised: one too many for 27 slots
+        assert not follower.was_admitted
+        model.step()  # 9 new, 8 + 7 promised, 25 slots
+        assert follower.was_admitted
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_a_long_queue_costs_no_more_than_its_window(
