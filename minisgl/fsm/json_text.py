@@ -48,12 +48,16 @@ def string(content: Node) -> Node:
 
 def string_literal(value: str) -> Node:
     """A given string: other than ASCII may be written as it is or by its code."""
-    return string(Sequence(tuple(_char_literal(c) for c in value)))
+    # subtle: flat, so that a choice among many strings can group those that begin alike
+    quote = Chars(charset.single(ord('"')))
+    return Sequence((quote, *(_char_literal(c) for c in value), quote))
 
 
 @cache
 def _char_literal(char: str) -> Node:
     forms = {json.dumps(char, ensure_ascii=False)[1:-1], json.dumps(char)[1:-1]}
+    if forms == {char}:
+        return Chars(charset.single(ord(char)))
     return Choice(tuple(text(form) for form in sorted(forms)))
 
 

@@ -293,6 +293,13 @@ def test_lengths_of_a_hundred_thousand_are_as_cheap_as_short_ones() -> None:
     assert automaton.num_states < 100
 
 
+def test_an_enum_of_many_strings() -> None:
+    names = [f"name {i} of {i * 7919 % 5003}" for i in range(5_000)]
+    assert valid({"enum": names}, json.dumps(names[1234]))
+    assert not valid({"enum": names}, json.dumps(names[1234] + "1"))
+    assert not valid({"enum": names}, json.dumps("name"))
+
+
 def test_twelve_optional_arrays() -> None:
     names = [f"field{i}" for i in range(12)]
     schema = obj([], **{name: {"type": "array", "items": STR} for name in names})
