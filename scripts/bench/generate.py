@@ -71,11 +71,7 @@ def main() -> None:
         # Without bfloat16 products, more than one row in bfloat16 takes minutes.
         is_slow = len(ids) > 1 or len(ids[0]) > PROMPT
         hopeless = {BASELINES[1]} if is_slow and not cpu_multiplies_bfloat16() else set()
-        runs = {
-            n: lambda e=e: speed(e, ids)
-            for n, e in engines.items()
-            if n not in hopeless
-        }
+        runs = {n: lambda e=e: speed(e, ids) for n, e in engines.items() if n not in hopeless}
         answers = {n: engines[n].ask(ids=ids, new=new)["ids"] for n in (OURS, BASELINES[0])}
         same = [a == b for a, b in zip(*answers.values(), strict=True)]
         return row(name, interleave(runs, args.rounds), same, engines)
