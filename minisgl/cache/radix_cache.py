@@ -50,6 +50,7 @@ class Peek(NamedTuple):
 
     num_tokens: int
     node: TreeNode
+    is_whole: bool  # they end where the node ends
 
 
 class RadixCache:
@@ -219,10 +220,22 @@ class RadixCache:
 
     # -- the rest of the public face --------------------------------------------------------------
 
-    def peek(self, tokens: Sequence[int], namespace: str | None = None) -> Peek:
-        """How much of `tokens` is cached, and where. Nothing is split, nothing counts as used."""
-        node, _, matched = self._walk(tuple(tokens), namespace, self.root)
-        return Peek(matched, node)
+    def peek(
+        self, tokens: Sequence[int], namespace: str | None = None, last: Peek | None = None
+    ) -> Peek:
+        """How much of `tokens` is cached, and where. Nothing is split, nothing counts as used.
+
+        `last`: what an earlier look found for these tokens, or for the first of them. Where nothing
+        has changed there since, it is the answer, in O(1): a queue of requests can be looked at
+        each time that one of them is admitted.
+        """
+        if last is not None and last.is_whole and self._is_live(last.node):
+            # Splitting the node would have kept the object its lower half, which ends there too.
+            following = tokens[last.num_tokens : last.num_tokens + 1]
+            if not following or (namespace, following[0]) not in last.node.children:
+                return last
+        node, same, matched = self._walk(tuple(tokens), namespace, self.root)
+        return Peek(matched, node, same == len(node.key))
 
     def drop(self, node: TreeNode) -> list[int]:
         """Forget `node`, then whatever leads to it alone, as far as nothing is locked; the slots.
@@ -337,6 +350,9 @@ class RadixCache:
                 f"got {len(tokens)} tokens and {len(slots)} slots: one slot each is needed"
             )
 
+    def _is_live(self, node: TreeNode) -> bool:
+        return node.parent is not None or node is self.root
+
     def _require_live(self, node: TreeNode) -> None:
-        if node.parent is None and node is not self.root:
+        if not self._is_live(node):
             raise ValueError(f"the node ({len(node.key)} tokens) was evicted: match again")

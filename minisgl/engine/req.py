@@ -22,7 +22,7 @@ from minisgl.engine.output import TokenLogprob
 from minisgl.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from minisgl.cache.radix_cache import TreeNode
+    from minisgl.cache.radix_cache import Peek, TreeNode
     from minisgl.detokenizer import Detokenizer
 
 _ids = itertools.count()
@@ -51,6 +51,7 @@ class Req:
 
     # The scheduler's:
     key: tuple[int, ...] = ()  # `tokens` when it last joined the queue: what prefill computes
+    peek: Peek | None = None  # what the tree held of `key` when the queue was last looked at
     overtakes: int = 0  # later arrivals that were admitted while it waited
     retractions: int = 0
     was_admitted: bool = False

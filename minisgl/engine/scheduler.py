@@ -196,7 +196,8 @@ class Scheduler:
     # ------------------------------------------------------------------ slots change hands
 
     def _peek(self, req: Req) -> Peek:
-        return self.tree.peek(req.key, req.params.namespace)
+        req.peek = self.tree.peek(req.key, req.params.namespace, last=req.peek)
+        return req.peek
 
     def _match(self, req: Req) -> Match:
         """What the tree holds of `req`'s tokens after those that have a slot."""

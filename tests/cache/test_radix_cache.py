@@ -95,8 +95,8 @@ def test_a_look_does_not_count_as_a_use() -> None:
     cache = RadixCache()
     cache.insert([1, 1, 1], [0, 1, 2])
     cache.insert([2, 2], [3, 4])
-    num_tokens, node = cache.peek([1, 1, 5])
-    assert (num_tokens, node.key) == (2, (1, 1, 1))
+    num_tokens, node, is_whole = cache.peek([1, 1, 5])
+    assert (num_tokens, node.key, is_whole) == (2, (1, 1, 1), False)
     assert keys(cache) == {(1, 1, 1), (2, 2)}  # nothing was split
     assert cache.evict(1) == [0, 1, 2]  # and the first is still the oldest
 
@@ -186,7 +186,7 @@ def test_namespaces_share_nothing() -> None:
     assert cache.insert([1, 2, 9], [10, 11, 12], namespace="adapter") == 0
     assert cache.match_prefix([1, 2, 3]).slots == [0, 1, 2]
     assert cache.match_prefix([1, 2, 3], namespace="adapter").slots == [10, 11]
-    assert cache.peek([1, 2, 9], namespace="salt") == (0, cache.root)
+    assert cache.peek([1, 2, 9], namespace="salt") == (0, cache.root, True)
     assert "[adapter]" in str(cache)
     cache.check()
     assert sorted(cache.evict(100)) == [0, 1, 2, 10, 11, 12]

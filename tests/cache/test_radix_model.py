@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from minisgl.cache.radix_cache import RadixCache, TreeNode
+from minisgl.cache.radix_cache import Peek, RadixCache, TreeNode
 
 Prefix = tuple[str | None, tuple[int, ...]]
 
@@ -39,6 +39,7 @@ class RadixAgainstDict(RuleBasedStateMachine):
         self.locks: list[list[Prefix]] = []
         self.now = 0
         self.next_slot = 0
+        self.looks: dict[Prefix, Peek] = {}  # what the last look at these tokens found
 
     def cached_prefixes(self, tokens: tuple[int, ...], namespace: str | None) -> list[Prefix]:
         return [prefix for prefix in prefixes_of(tokens, namespace) if prefix in self.slot_of]
@@ -63,7 +64,18 @@ class RadixAgainstDict(RuleBasedStateMachine):
     @rule(tokens=sequences, namespace=namespaces)
     def look(self, tokens: tuple[int, ...], namespace: str | None) -> None:
         expected = len(self.cached_prefixes(tokens, namespace))
-        assert self.cache.peek(tokens, namespace).num_tokens == expected
+        found = self.cache.peek(tokens, namespace)
+        assert found.num_tokens == expected
+        self.looks[namespace, tokens] = found
+
+    @invariant()
+    def an_earlier_look_is_never_out_of_date(self) -> None:
+        for (namespace, tokens), last in self.looks.items():
+            again = self.cache.peek(tokens, namespace, last)
+            assert again.num_tokens == len(self.cached_prefixes(tokens, namespace))
+            longer = (*tokens, ord("a"))  # the request went on, and was retracted
+            again = self.cache.peek(longer, namespace, last)
+            assert again.num_tokens == len(self.cached_prefixes(longer, namespace))
 
     @rule(tokens=sequences, namespace=namespaces)
     def match(self, tokens: tuple[int, ...], namespace: str | None) -> None:

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -414,7 +415,6 @@ def shortest_end(automaton: ByteAutomaton, state: int) -> bytes:
 
 @pytest.mark.parametrize("schema", [case[0] for case in CASES], ids=str)
 def test_random_walks_are_valid(schema: Any) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     rnd = random.Random(str(schema))
     old = "additionalItems" in str(schema) or "'exclusiveMinimum': True" in str(schema)
     validator = jsonschema.Draft4Validator if old else jsonschema.Draft202012Validator
