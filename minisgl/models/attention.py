@@ -39,7 +39,7 @@ class RadixAttention(nn.Module):
         heads = qkv.view(T, H + 2 * KV, D)
         rotary_(heads[:, : H + KV], batch.cos, batch.sin)
         q = heads[:, :H]  # [T, H, D]
-        kv = heads[:, H:].unflatten(1, (2, KV))  # [T, 2, KV, D]
+        kv = heads[:, H:].view(T, 2, KV, D)
         kv_store(kv, batch.pool[self.layer], batch.out_slots)
 
         n, paged = batch.num_decode, batch.num_paged
