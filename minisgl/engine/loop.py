@@ -183,6 +183,8 @@ class EngineLoop:
     def _receive(self) -> bool:
         """Take in what callers sent; wait for it if there is nothing else to do.  False: closed."""
         while self.scheduler.is_idle or not self._inbox.empty():
+            if self.scheduler.is_idle:
+                self.runner.rest()
             # subtle: no name here keeps an item, and what it refers to, alive while this waits
             if not self._take_in(self._inbox.get()):
                 return False

@@ -61,6 +61,11 @@ class ModelRunner:
         if self.workspace is not None:
             self.workspace.scrub(req)
 
+    @torch.inference_mode()
+    def rest(self) -> None:
+        """Nobody runs: give back what was kept for those who did."""
+        self._order([])
+
     def check(self) -> None:
         """Verify the decode workspace, if there is one."""
         if self.workspace is not None:
@@ -85,7 +90,7 @@ class ModelRunner:
         present = {segment.node for segment in self._segments}
         self._decodes = decodes
         self._segments = []
-        if self.min_saved is not None:
+        if decodes and self.min_saved is not None:
             self._segments = find_segments(nodes, self.min_saved, present)
         self._packed = None
         if self.workspace is not None:

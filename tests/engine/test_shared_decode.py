@@ -142,6 +142,28 @@ def test_the_grouping_is_asked_for_only_when_the_batch_changes(
     assert calls == [3]
 
 
+@pytest.mark.parametrize("leave", ["finish", "abort"])
+def test_an_idle_engine_keeps_nothing_of_those_who_left(tiny_model_dir: Path, leave: str) -> None:
+    watched = Watched(tiny_model_dir)
+    engine, runner = watched.engine, watched.engine.loop.runner
+    workspace = runner.workspace
+    assert workspace is not None
+    with engine:
+        if leave == "finish":
+            engine.generate(PROMPTS, greedy())
+        else:
+            handles = [engine.submit(prompt, greedy(None)) for prompt in PROMPTS]
+            for handle in handles:
+                next(handle)  # it decodes
+            for handle in handles:
+                handle.abort()
+            for handle in handles:
+                assert handle.result().finish_reason == "abort"
+        assert watched.seen()
+        assert engine.call(lambda: (workspace.used, len(workspace.shared))) == (0, 0)
+        assert engine.call(lambda: runner._decodes + list(workspace.place)) == []
+
+
 def test_a_sliding_window_shares_nothing(tmp_path: Path) -> None:
     path = make_tiny_model(
         tmp_path / "m", architecture="MistralForCausalLM", sliding_window=8, num_layers=1
