@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jsonschema
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -461,7 +462,6 @@ def test_a_dataclass() -> None:
 
 
 def test_a_pydantic_model() -> None:
-    pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("Point", x=(int, ...), y=(int, 0))
     assert valid(model, '{"x":1,"y":2}')
     assert not valid(model, '{"x":"1"}')
