@@ -120,24 +120,28 @@ class Scheduler:
     def next_step(self) -> Step:
         """Choose the tokens of the next step and give each a slot."""
         self.stuck = []
-        self._make_room()
+        has_room = self._make_room()
         decodes = self._schedule_decodes()
         budget = max(1, self.prefill_budget - len(decodes))  # prompts always get on
         extends: list[Extend] = []
         for req in self.prefilling:  # chunks under way go first: they hold slots
             self._follow(req)
             budget -= self._schedule_chunk(req, budget, extends)
-        if budget > 0 and self.req_to_token.available_rows and not self._is_blocked:
+        may_admit = has_room and self.req_to_token.available_rows and not self._is_blocked
+        if budget > 0 and may_admit:
             self._admit_waiting(budget, extends)
         return Step(decodes, extends)
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
         """One slot for each running request, or one for a prompt.  The latest arrivals give way, so
-        that the earliest always gets on; one alone never does."""
+        that the earliest always gets on; one alone never does.  False: somebody had to, and the
+        room is not for newcomers."""
+        before = self.retractions
         while len(self.running) + len(self.prefilling) > 1:
             if self.room >= max(1, len(self.running)):
-                return
+                break
             self.retract(max(self.running + self.prefilling, key=lambda req: req.id))
+        return self.retractions == before
 
     def _schedule_decodes(self) -> list[Req]:
         decodes = list(self.running)

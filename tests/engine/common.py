@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +23,22 @@ fp32 = partial(Engine, dtype="float32")
 
 def greedy(max_tokens: int | None = 12, **kw: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **kw)
+
+
+def first_difference(
+    engine: Engine, prompt: list[int], params: SamplingParams, ours: list[int], alone: list[int]
+) -> int:
+    """Where two answers part, which they may at a tie only: 1e-4 more of logit for our token, and
+    `engine` gives it too.  Sums in another order round otherwise, and now and then that decides."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, alone, strict=False)) if a != b), None)
+    if at is None:
+        assert ours == alone
+        return len(ours)
+    bias = dict(params.logit_bias)
+    bias[ours[at]] = bias.get(ours[at], 0.0) + 1e-4
+    nudged = engine.generate(prompt, replace(params, logit_bias=bias))
+    assert nudged.token_ids[: at + 1] == ours[: at + 1], f"{ours} together, {alone} alone"
+    return at
 
 
 def post(engine: Engine, f: Callable[[], T]) -> Future[T]:

@@ -224,6 +224,19 @@ class TestRetraction:
         assert second.output_ids == answer_alone([60, 61], 12, 40)
         assert first.output_ids == answer_alone([50, 51], 12, 40)
 
+    def test_nobody_is_admitted_into_room_that_was_just_made(self) -> None:
+        """Its own slots are room once it is retracted, so the request itself would fit again: it
+        wants the log-probabilities of its prompt, which no cached token has."""
+        model = PrefixModel(13, rows=2, prefill_budget=3, look_ahead=1)
+        long = model.submit([0] * 8, 3)
+        model.step()
+        asks = model.submit([1, 1, 1], 2, None, 0)
+        while not asks.retractions:
+            model.step()
+            assert not long.retractions
+        assert asks.row is None
+        model.run()
+
     def test_what_was_retracted_is_found_again(self) -> None:
         model = PrefixModel(100)
         model.submit([50], 30)

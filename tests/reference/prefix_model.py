@@ -84,11 +84,15 @@ class PrefixModel:
         self.stops = stops
         self.content: dict[int, Prefix] = {}
         self.ended: dict[Req, str] = {}
+        self.submitted = 0
         self.tally = Tally()
 
     def submit(self, prompt: Sequence[int], *args: Any, **kw: Any) -> Req:
-        """Arguments as `make_req`."""
+        """Arguments as `make_req`.  Numbered anew for each model: the policy "random" draws from
+        the number, and the same run has to be the same run."""
         req = make_req(prompt, *args, **kw)
+        req.id = self.submitted
+        self.submitted += 1
         self.scheduler.submit(req)
         return req
 
@@ -105,7 +109,10 @@ class PrefixModel:
         """Schedule, compute, sample, and check everything there is to check."""
         s = self.scheduler
         waiting = {req: req.overtakes for req in s.waiting}
+        retractions = s.retractions
         step = s.next_step()
+        if s.retractions > retractions:
+            assert set(waiting) < set(s.waiting), "room that others made went to a newcomer"
         self._check_budget(step)
         self._check_overtakes(waiting)
         for req in s.stuck:
