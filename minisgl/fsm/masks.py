@@ -21,16 +21,23 @@ class Masks:
     Args:
         automaton: of the pattern.
         vocab: of the model.
+        stop_ids: what ends the answer, in order: allowed where the text is complete, and only
+            there, be they text elsewhere or not.
     """
 
-    def __init__(self, automaton: ByteAutomaton, vocab: VocabIndex) -> None:
+    def __init__(
+        self, automaton: ByteAutomaton, vocab: VocabIndex, stop_ids: tuple[int, ...]
+    ) -> None:
         self.automaton = automaton
         self.vocab = vocab
+        self.stop_ids = stop_ids
         self._row: dict[int, int] = {}
         self._generation = vocab.generation
         self._row_of_view: dict[object, int] = {}
-        self._after: dict[tuple[int, int], int] = {}
+        self._after: dict[tuple[int, int], int | None] = {}
         self._forced: dict[int, tuple[bytes, int]] = {}
+        self._must_end: dict[int, bool] = {}
+        self._longer: dict[tuple[int, bytes], bool] = {}
         self._lock = threading.Lock()
 
     def row(self, state: int) -> int:
@@ -48,22 +55,28 @@ class Masks:
     def _find_row(self, state: int) -> int:
         vocab, automaton = self.vocab, self.automaton
         if state == FINISHED:
-            return vocab.row(vocab.pack(vocab.no_ids, is_complete=False))
+            return vocab.row(vocab.pack(vocab.no_ids, self.stop_ids, is_complete=False))
         view = automaton.view(state, vocab.reach)
         row = self._row_of_view.get(view)
         if row is None:
             ids = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
-            row = vocab.row(vocab.pack(ids, is_complete=automaton.accepts(state)))
+            is_complete = automaton.accepts(state)
+            row = vocab.row(vocab.pack(ids, self.stop_ids, is_complete=is_complete))
             self._row_of_view[view] = row
         return row
 
-    def after(self, state: int, token: int) -> int:
-        """The state after a token; 0 if it isn't allowed."""
+    def after(self, state: int, token: int) -> int | None:
+        """The state after a token; None if it isn't allowed."""
         key = (state, token)
-        after = self._after.get(key)
-        if after is None:
+        if key in self._after:
+            return self._after[key]
+        after: int | None
+        if token in self.stop_ids:
+            after = FINISHED if self.automaton.accepts(state) else None
+        else:
             data = self.vocab.text_of(token)
-            after = self._after[key] = self.automaton.walk(state, data) if data else 0
+            after = (self.automaton.walk(state, data) or None) if data else None
+        self._after[key] = after
         return after
 
     def forced(self, state: int) -> tuple[bytes, int]:
@@ -73,8 +86,29 @@ class Masks:
             known = self._forced[state] = forced(self.automaton, state)
         return known
 
+    def must_end(self, state: int) -> bool:
+        """Whether the text is complete and no token but a stop id may follow."""
+        known = self._must_end.get(state)
+        if known is None:
+            known = self.automaton.accepts(state) and self.row(state) == self._row_of_the_end()
+            self._must_end[state] = known
+        return known
+
+    def _row_of_the_end(self) -> int:
+        vocab = self.vocab
+        return vocab.row(vocab.pack(vocab.no_ids, self.stop_ids, is_complete=True))
+
+    def allows_longer(self, state: int, start: bytes) -> bool:
+        """Whether a token may come next that begins with `start` and is longer."""
+        key = (state, start)
+        known = self._longer.get(key)
+        if known is None:
+            known = self.vocab.allows_longer(self.automaton, state, start, self.stop_ids)
+            self._longer[key] = known
+        return known
+
 
 @lru_cache(maxsize=256)
-def masks_of(automaton: ByteAutomaton, vocab: VocabIndex) -> Masks:
-    """The masks that all answers to a pattern share."""
-    return Masks(automaton, vocab)
+def masks_of(automaton: ByteAutomaton, vocab: VocabIndex, stop_ids: tuple[int, ...]) -> Masks:
+    """The masks that all answers to a pattern, with the same stop ids, share."""
+    return Masks(automaton, vocab, stop_ids)

@@ -12,7 +12,8 @@ from every such state a match can be reached.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,8 @@ class VocabIndex:
 
     Args:
         token_bytes: what each token adds to a text; empty for ids that add nothing.
-        stop_ids: the ids that end an answer: allowed where the text is complete, and only there.
-        special_ids: ids whose tokens are no text, whatever their name; never allowed otherwise.
+        stop_ids: the ids that end an answer, unless its guide is told of others; never text.
+        special_ids: other ids whose tokens are no text, whatever their name.
 
     Attributes:
         vocab_size: how many ids there are.
@@ -43,23 +44,18 @@ class VocabIndex:
         generation: how often they were dropped.
 
     Raises:
-        ValueError: a stop id is no id of the vocabulary, or there is none.
+        ValueError: a stop id is no id of the vocabulary.
     """
 
     def __init__(
         self,
         token_bytes: Sequence[bytes],
-        stop_ids: Collection[int],
+        stop_ids: Collection[int] = (),
         special_ids: Collection[int] = (),
     ) -> None:
         self.vocab_size = len(token_bytes)
         self.num_words = -(-self.vocab_size // 32)
-        self.stop_ids = tuple(sorted(set(stop_ids)))
-        if not self.stop_ids or not 0 <= self.stop_ids[0] <= self.stop_ids[-1] < self.vocab_size:
-            raise ValueError(
-                f"stop ids {list(self.stop_ids)}: give one or more ids from 0 to "
-                f"{self.vocab_size - 1}, or a constrained answer could never end"
-            )
+        self.stop_ids = self.checked_stop_ids(stop_ids)
         no_text = set(stop_ids) | set(special_ids)
         self._bytes = [
             b"" if i in no_text else data for i, data in enumerate(token_bytes)
@@ -73,6 +69,20 @@ class VocabIndex:
         self.generation = 0
         self._lock = threading.Lock()
         self.no_ids: Int = np.zeros(0, np.int64)
+        self._node_of = lru_cache(maxsize=4096)(self._find_node)
+
+    def checked_stop_ids(self, stop_ids: Collection[int]) -> tuple[int, ...]:
+        """Stop ids in order, each once.
+
+        Raises:
+            ValueError: one is no id of the vocabulary.
+        """
+        ordered = tuple(sorted(set(stop_ids)))
+        if ordered and not 0 <= ordered[0] <= ordered[-1] < self.vocab_size:
+            raise ValueError(
+                f"stop ids {list(ordered)}: ids of this vocabulary are 0 to {self.vocab_size - 1}"
+            )
+        return ordered
 
     def text_of(self, token: int) -> bytes:
         """What the token adds to a text; empty if it is none."""
@@ -121,33 +131,62 @@ class VocabIndex:
         parents = np.repeat(np.arange(len(nodes)), counts)
         return first[parents] + np.arange(total), parents
 
+    def _find_node(self, start: bytes) -> int | None:
+        """The node of a token's first bytes; None if no token begins so."""
+        node = 0
+        for byte in start:
+            first = int(self._first_child[node])
+            siblings = self._byte[first : first + int(self._num_children[node])]
+            place = int(np.searchsorted(siblings, byte))
+            if place == len(siblings) or siblings[place] != byte:
+                return None
+            node = first + place
+        return node
+
     # ------------------------------------------------------------------ masks
 
     def walk(self, automaton: ByteAutomaton, state: int) -> Int:
-        """The ids of the tokens that may come next, in no order, without the stop ids."""
+        """The ids of the tokens that may come next, in no order; of equal tokens one."""
         wide = self._chars.walk(automaton, state)
         if wide is not None:
             return wide
-        nodes, states = np.zeros(1, np.int64), np.array([state], np.int32)
-        found = [self.no_ids]
+        return np.concatenate([self.no_ids, *self._levels(automaton, state, 0)])
+
+    def _levels(self, automaton: ByteAutomaton, state: int, node: int) -> Iterator[Int]:
+        """The ids of the tokens below a node that live on, from the state there: level by level."""
+        nodes, states = np.array([node], np.int64), np.array([state], np.int32)
         while len(nodes):
             rows = automaton.rows(states)
             nodes, parents = self._children(nodes)
             states = automaton.table[rows[parents], self._byte[nodes]]
             alive = np.flatnonzero(states)
             nodes, states = nodes[alive], states[alive]
-            found.append(self._token[nodes])
-        ids = np.concatenate(found)
-        return ids[ids >= 0]
+            ids = self._token[nodes]
+            yield ids[ids >= 0]
 
-    def pack(self, ids: Int, *, is_complete: bool) -> Row:
-        """A mask of these ids and, if the text is complete, of the stop ids.  # [num_words]"""
+    def allows_longer(
+        self, automaton: ByteAutomaton, state: int, start: bytes, stop_ids: tuple[int, ...]
+    ) -> bool:
+        """Whether a token that is no stop id begins with `start`, is longer, and may come next."""
+        node, state = self._node_of(start), automaton.walk(state, start)
+        if node is None or not state:
+            return False
+        for ids in self._levels(automaton, state, node):
+            copies = self._copies[np.isin(self._originals, ids)]
+            if not {*ids.tolist(), *copies.tolist()} <= {*stop_ids}:
+                return True
+        return False
+
+    def pack(self, ids: Int, stop_ids: tuple[int, ...], *, is_complete: bool) -> Row:
+        """A mask of these ids, and of the stop ids if and only if the text is complete.
+
+        `ids` are as of `walk`; result  # [num_words]
+        """
         bits = np.zeros(self.num_words * 32, np.uint8)
         bits[ids] = 1
         if len(self._copies):
             bits[self._copies] = bits[self._originals]
-        if is_complete:
-            bits[list(self.stop_ids)] = 1
+        bits[list(stop_ids)] = is_complete
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def row(self, mask: Row) -> int:

@@ -59,26 +59,53 @@ VOCAB = small_vocab()
 
 def brute_force(guide: Guide) -> list[int]:
     """Each token by itself: its bytes lead to a live state; the stop ids where it accepts."""
-    automaton, vocab = guide.masks.automaton, guide.masks.vocab
+    automaton, vocab, stop_ids = guide.masks.automaton, guide.masks.vocab, guide.masks.stop_ids
     allowed = [
         i
         for i in range(vocab.vocab_size)
-        if vocab.text_of(i) and automaton.walk(guide.state, vocab.text_of(i))
+        if i not in stop_ids and vocab.text_of(i) and automaton.walk(guide.state, vocab.text_of(i))
     ]
-    return sorted(allowed + (list(vocab.stop_ids) if guide.is_accepting() else []))
+    return sorted(allowed + (list(stop_ids) if guide.is_accepting() else []))
 
 
-@given(looking_patterns, st.randoms(use_true_random=False))
-def test_masks_are_what_each_token_gives_alone(pattern: str, rnd: random.Random) -> None:
-    guide = Guide(compile_or_skip(pattern), VOCAB)
+# Of the vocabulary; none; text, one of two equal tokens, the other; half a character and no token.
+A, TWIN = SMALL.index(b"a"), len(SMALL) - 6
+stop_sets = st.sampled_from(
+    [None, [], [STOP], [A], [TWIN], [A, TWIN, STOP], [SMALL.index(b"\xc3"), SMALL.index(b"")]]
+)
+
+
+@given(looking_patterns, stop_sets, st.randoms(use_true_random=False))
+def test_masks_are_what_each_token_gives_alone(
+    pattern: str, stop_ids: list[int] | None, rnd: random.Random
+) -> None:
+    guide = Guide(compile_or_skip(pattern), VOCAB, stop_ids)
     for _ in range(12):
         allowed = VOCAB.ids(guide.allowed())
         assert allowed == brute_force(guide), pattern
+        assert allowed == [i for i in range(-1, len(SMALL) + 1) if guide.allows(i)]
         assert SPECIAL not in allowed
-        going_on = [i for i in allowed if i != STOP]
+        going_on = [i for i in allowed if i not in guide.masks.stop_ids]
+        assert guide.must_end == (guide.is_accepting() and not going_on)
         if not going_on:
             break
         guide.advance(rnd.choice(going_on))
+
+
+@given(looking_patterns, stop_sets, st.randoms(use_true_random=False))
+def test_what_goes_beyond_a_text_is_found_token_by_token(
+    pattern: str, stop_ids: list[int] | None, rnd: random.Random
+) -> None:
+    guide = Guide(compile_or_skip(pattern), VOCAB, stop_ids)
+    starts = {data[:n] for data in SMALL for n in range(len(data) + 1)}
+    for _ in range(4):
+        texts = [VOCAB.text_of(i) for i in brute_force(guide) if i not in guide.masks.stop_ids]
+        for start in starts:
+            expected = any(t.startswith(start) and len(t) > len(start) for t in texts)
+            assert guide.allows_longer(start) == expected, (pattern, start)
+        if not texts:
+            break
+        guide.advance_text(rnd.choice(texts))
 
 
 @given(looking_patterns, st.randoms(use_true_random=False))
@@ -236,10 +263,66 @@ def test_several_stop_ids() -> None:
     assert vocab.ids(guide.allowed()) == [2, 3]
 
 
-@pytest.mark.parametrize("stop_ids", [[], [-1], [3], [0, 7]])
+def test_a_request_has_stop_ids_of_its_own() -> None:
+    """Text where it is no stop id; where it is one, the end and nothing else."""
+    vocab = VocabIndex([b"a", b"b", b"ab", b"</s>"], stop_ids=[3])
+    automaton = compile_regex("(ab)+")
+    usual, by_text, endless = (Guide(automaton, vocab, ids) for ids in (None, [1, 2], []))
+    assert [vocab.ids(g.allowed()) for g in (usual, by_text, endless)] == [[0, 2], [0], [0, 2]]
+    for guide in (usual, by_text, endless):
+        guide.advance_text(b"ab")
+    assert [vocab.ids(g.allowed()) for g in (usual, by_text, endless)] == [
+        [0, 2, 3],
+        [0, 1, 2],
+        [0, 2],
+    ]
+    usual.advance(2)
+    by_text.copy().advance(1)
+    by_text.advance(2)
+    assert (usual.is_finished, by_text.is_finished) == (False, True)
+    with pytest.raises(ValueError, match="token 3 .*isn't allowed"):
+        endless.advance(3)
+
+
+def test_guides_share_masks_if_and_only_if_all_three_are_equal() -> None:
+    vocab = small_vocab()
+    automaton = compile_regex("a|b")
+    guide = Guide(automaton, vocab)
+    assert guide.masks is Guide(automaton, vocab, [STOP, STOP]).masks
+    assert guide.masks is guide.copy().masks
+    assert guide.masks is not Guide(automaton, vocab, []).masks
+    assert guide.masks is not Guide(automaton, small_vocab()).masks
+    assert guide.row == Guide(automaton, vocab, []).row  # and even then equal rows are one
+    other = Guide(automaton, vocab, [A])
+    assert other.copy().masks is other.masks
+
+
+def test_where_an_answer_must_end() -> None:
+    vocab = VocabIndex([b"yes", b"no", b"n", b"o", b"!?", b""], stop_ids=[5])
+    for stop_ids in ([5], [], [3, 5]):
+        guide = Guide(compile_regex(r"(yes|no)(!\?\?)?"), vocab, stop_ids)
+        assert not guide.must_end
+        guide.advance(1)
+        assert not guide.must_end  # "!?" may follow
+        guide.advance(4)
+        assert not guide.must_end
+        assert vocab.ids(guide.allowed()) == []  # "?" alone is no token here
+    guide = Guide(compile_regex("(yes|no)(!x)?"), vocab)
+    guide.advance(1)
+    assert guide.must_end  # more could come, but no token begins so
+    guide.advance(5)
+    assert not guide.must_end
+    vocab.forget()
+    guide.rollback(1)
+    assert guide.must_end
+
+
+@pytest.mark.parametrize("stop_ids", [[-1], [3], [0, 7]])
 def test_stop_ids_outside_the_vocabulary(stop_ids: list[int]) -> None:
-    with pytest.raises(ValueError, match="stop ids"):
+    with pytest.raises(ValueError, match="stop ids .* are 0 to 2"):
         VocabIndex([b"a", b"b", b""], stop_ids=stop_ids)
+    with pytest.raises(ValueError, match="stop ids .* are 0 to 2"):
+        Guide(compile_regex("a"), VocabIndex([b"a", b"b", b""]), stop_ids=stop_ids)
 
 
 def test_a_special_token_is_never_text() -> None:
