@@ -280,7 +280,7 @@ def test_a_request_has_stop_ids_of_its_own() -> None:
     by_text.copy().advance(1)
     by_text.advance(2)
     assert (usual.is_finished, by_text.is_finished) == (False, True)
-    with pytest.raises(ValueError, match="token 3 .*isn't allowed"):
+    with pytest.raises(ValueError, match=r"token 3 .*isn't allowed"):
         endless.advance(3)
 
 
@@ -319,9 +319,9 @@ def test_where_an_answer_must_end() -> None:
 
 @pytest.mark.parametrize("stop_ids", [[-1], [3], [0, 7]])
 def test_stop_ids_outside_the_vocabulary(stop_ids: list[int]) -> None:
-    with pytest.raises(ValueError, match="stop ids .* are 0 to 2"):
+    with pytest.raises(ValueError, match=r"stop ids .* are 0 to 2"):
         VocabIndex([b"a", b"b", b""], stop_ids=stop_ids)
-    with pytest.raises(ValueError, match="stop ids .* are 0 to 2"):
+    with pytest.raises(ValueError, match=r"stop ids .* are 0 to 2"):
         Guide(compile_regex("a"), VocabIndex([b"a", b"b", b""]), stop_ids=stop_ids)
 
 
