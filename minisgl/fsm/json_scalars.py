@@ -24,7 +24,8 @@ from minisgl.fsm.json_text import (
     written_in_string,
 )
 from minisgl.fsm.nodes import Chars, Choice, Look, Node, Repeat, Rule, Sequence
-from minisgl.fsm.regex import PatternError, parse
+from minisgl.fsm.regex import parse
+from minisgl.fsm.regex_chars import PatternError
 
 MAX_MULTIPLE = 1000
 

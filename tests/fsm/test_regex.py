@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from minisgl.fsm import charset
 from minisgl.fsm.automaton import Automaton
-from minisgl.fsm.regex import PatternError, parse
+from minisgl.fsm.regex import parse
+from minisgl.fsm.regex_chars import PatternError
 from tests.fsm.patterns import compiled, looking_patterns, plain_patterns, texts
 
 
