@@ -1,6 +1,7 @@
 """Constrained decoding: a pattern, and what a model may write to match it.  Usable alone.
 
-    regex.py, json_schema.py -> nodes.py -> rests.py -> automaton.py -> masks.py -> guide.py
+    regex.py, json_schema.py -> nodes.py -> rests.py -> automaton.py -> byte_automaton.py
+    byte_automaton.py, vocab_index.py -> masks.py -> guide.py
 
 >>> from minisgl.fsm import Guide, VocabIndex, compile_regex
 >>> vocab = VocabIndex([b"yes", b"no", b"ye", b"s", b""], stop_ids=[4])
@@ -18,7 +19,8 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from minisgl.fsm.automaton import Automaton, ByteAutomaton
+from minisgl.fsm.automaton import Automaton
+from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.guide import Guide
 from minisgl.fsm.json_scalars import SchemaError
 from minisgl.fsm.json_schema import as_schema, parse_schema

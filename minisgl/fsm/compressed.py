@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minisgl.fsm.automaton import ByteAutomaton
+from minisgl.fsm.byte_automaton import ByteAutomaton
 
 MAX_JUMP = 4096  # bytes; a longer chain takes several jumps
 

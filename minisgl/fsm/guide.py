@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from minisgl.fsm.automaton import ByteAutomaton
+from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.masks import FINISHED, masks_of
 from minisgl.fsm.vocab_index import Row, VocabIndex
 

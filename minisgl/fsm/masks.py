@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 
-from minisgl.fsm.automaton import ByteAutomaton
+from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.compressed import forced
 from minisgl.fsm.vocab_index import VocabIndex
 

@@ -9,18 +9,15 @@ So a counter is a number in a rest, and `.{0,100000}` is as cheap as `.{0,9}`; a
 itself leaves more rests behind, and so recursion of any depth needs nothing more: the rests after
 are the stack.  A set of rests that begin with a character (or are at the end) is a state.
 
-Look-around.  A look-ahead runs beside the rest that it stands before, as a *guard*: a state of its
-own, which must (or must not) come to accept.  A look-behind needs what came before: for each one
-in the pattern a state of "anything, then its body" is carried along, and accepts where it holds.
+What look-around asks besides is in look_around.py.
 """
 
 from __future__ import annotations
 
-from itertools import product
 from math import inf
 
 from minisgl.fsm.alphabet import Alphabet
-from minisgl.fsm.charset import EVERYTHING
+from minisgl.fsm.node_facts import is_zero_width, min_lengths
 from minisgl.fsm.nodes import Chars, Choice, Look, Node, Repeat, Rule, Sequence
 
 MAX_RESTS = 20_000  # in one state
@@ -33,9 +30,6 @@ Guards = frozenset[tuple[bool, Rests]]  # each: is it negative?, and its state
 Before = tuple[Rests, ...]  # the state of each look-behind
 NO_GUARDS: Guards = frozenset()
 
-_ANY = Chars(EVERYTHING)
-_ANY_TEXT = Repeat(_ANY, 0, None)
-
 
 class TooComplexError(ValueError):
     """A pattern whose automaton would outgrow its budget."""
@@ -46,20 +40,15 @@ class RestTable:
 
     Args:
         root: the pattern.
+        nodes: all of it, each once, those below before those above.
 
     Attributes:
         alphabet: the classes of characters that the pattern tells apart.
         classes: of each rest the classes it can begin with; 0 unless it begins with `Chars`.
         after: of each rest what comes after its first node.
-        has_look: whether the pattern looks around anywhere.
     """
 
-    def __init__(self, root: Node) -> None:
-        nodes = _all_nodes(root)
-        self._looks_behind = [n for n in nodes if isinstance(n, Look) and n.behind]
-        self.has_look = any(isinstance(n, Look) for n in nodes)
-        if self.has_look:
-            nodes += [_ANY, _ANY_TEXT]
+    def __init__(self, root: Node, nodes: list[Node]) -> None:
         chars = [n for n in nodes if isinstance(n, Chars)]
         distinct = list(dict.fromkeys(n.ranges for n in chars))
         self.alphabet = Alphabet(distinct)
@@ -67,23 +56,20 @@ class RestTable:
         self._mask: dict[Node, int] = {n: mask_of[n.ranges] for n in chars}
         first = {mask: n for n, mask in reversed(self._mask.items())}
         self._same: dict[Node, Node] = {n: first[mask] for n, mask in self._mask.items()}
-        self._min_length = _min_lengths(nodes, self._mask)
+        self._min_length = min_lengths(nodes, self._mask)
         self._zero_width: dict[Node, bool] = {}
         for node in nodes:
-            self._zero_width[node] = _is_zero_width(node, self._zero_width)
-        self._looks = _holding_looks(nodes) if self.has_look else set()
+            self._zero_width[node] = is_zero_width(node, self._zero_width)
+        self._looks: set[Node] = set()  # those that hold a look-around
         self._node: list[Node | None] = [None, None]
         self.after = [END, END]
         self.classes = [0, 0]
-        self._guards: dict[int, Guards] = {}  # of rests that are guarded; `after` is what by
         self._number: dict[tuple[Node | Guards, int], int] = {}
         self._repeats: dict[tuple[Node, int, int | None], Repeat] = {}
         self._grouped: dict[Choice, tuple[Node, ...]] = {}
         self._opened: dict[tuple[int, Before], Rests] = {}
         self._views: dict[tuple[int, int], int] = {}
         self.root = self.rest(root, END)
-        if self.has_look:
-            self._whatever = self.rest(_ANY_TEXT, END)  # what may come after a look-ahead's match
 
     # ------------------------------------------------------------------ making rests
 
@@ -99,21 +85,6 @@ class RestTable:
             self.classes.append(self._mask[node] if isinstance(node, Chars) else 0)
         return number
 
-    def _guarded(self, rest: int, guards: Guards) -> int:
-        """`rest`, which begins with a character or is the end, under `guards` too."""
-        if not guards:
-            return rest
-        if rest in self._guards:
-            guards, rest = guards | self._guards[rest], self.after[rest]
-        number = self._number.get((guards, rest))
-        if number is None:
-            number = self._number[guards, rest] = len(self.after)
-            self._node.append(None)
-            self.after.append(rest)
-            self.classes.append(0)
-            self._guards[number] = guards
-        return number
-
     def _repeat(self, body: Node, low: int, high: int | None) -> Repeat:
         key = (body, low, high)
         known = self._repeats.get(key)
@@ -126,68 +97,11 @@ class RestTable:
 
     def start(self) -> tuple[Before, Rests]:
         """What each look-behind has seen before the text begins, and the state there."""
-        before: Before = ()
-        for look in self._looks_behind:
-            before += (self.open(self._search(look), before),)
-        return before, self.open(self.root, before)
-
-    def _search(self, look: Look) -> int:
-        return self.rest(_ANY_TEXT, self.rest(look.body, END))
+        return (), self.open(self.root)
 
     def accepts(self, state: Rests) -> bool:
         """Whether the text may end here."""
-        if END in state:
-            return True
-        return any(
-            self.after[rest] == END and self._hold_at_end(self._guards[rest])
-            for rest in state
-            if rest in self._guards
-        )
-
-    def _hold_at_end(self, guards: Guards) -> bool:
-        return all(self.accepts(state) != negative for negative, state in guards)
-
-    def step(
-        self, state: Rests, before: Before, char_class: int, *, next_before: Before | None = None
-    ) -> tuple[Before, Rests]:
-        """The look-behinds and the state after a character; the slow, general way."""
-        if next_before is None:
-            next_before = ()
-            for behind in before:
-                next_before += (
-                    self.step(behind, before, char_class, next_before=next_before)[1],
-                )  # fmt: skip
-        found: set[int] = set()
-        for rest in state:
-            guards = self._guards.get(rest, NO_GUARDS)
-            inner = self.after[rest] if guards else rest
-            if not self.classes[inner] >> char_class & 1:
-                continue
-            stepped = self._step_guards(guards, before, char_class, next_before)
-            if stepped is not None:
-                opened = self.open(self.after[inner], next_before)
-                found.update(self._guarded(rest, stepped) for rest in opened)
-        return next_before, frozenset(found)
-
-    def _step_guards(
-        self, guards: Guards, before: Before, char_class: int, next_before: Before
-    ) -> Guards | None:
-        """The guards after a character; None if one of them failed."""
-        left: list[tuple[bool, Rests]] = []
-        for negative, state in guards:
-            after = self.step(state, before, char_class, next_before=next_before)[1]
-            holds = self._decided(after)
-            if holds is None:
-                left.append((negative, after))
-            elif holds == negative:
-                return None
-        return frozenset(left)
-
-    def _decided(self, state: Rests) -> bool | None:
-        """Whether a look-ahead's state will accept whatever comes, or never; None: it depends."""
-        if END in state:  # the body has matched, and any text may follow
-            return True
-        return None if state else False
+        return END in state
 
     # ------------------------------------------------------------------ opening
 
@@ -305,28 +219,14 @@ class RestTable:
             low = 0  # a body that can be empty fills up the count for nothing
         return self._repeat(body, low, high)
 
+    def _guarded(self, rest: int, guards: Guards) -> int:
+        """`rest` under `guards`, of which there are none without look-around."""
+        assert not guards
+        return rest
+
     def _open_look(self, look: Look, before: Before) -> list[Guards]:
         """The ways in which a look-around holds here: what each still asks of what follows."""
-        if not look.behind:
-            state = self.open(self.rest(look.body, self._whatever), before)
-            holds = self._decided(state)
-            if holds is None:
-                return [frozenset([(look.negative, state)])]
-            return [NO_GUARDS] if holds != look.negative else []
-        seen = before[self._looks_behind.index(look)]
-        # Its matches that end here, each with what its own look-aheads still ask.
-        matches = [
-            self._guards.get(rest, NO_GUARDS)
-            for rest in seen
-            if rest == END or (rest in self._guards and self.after[rest] == END)
-        ]
-        if not look.negative:
-            return matches
-        # None may match: of each some guard must fail.
-        return [
-            frozenset((not negative, state) for negative, state in failing)
-            for failing in product(*matches)
-        ]
+        raise AssertionError("a pattern that looks around has a LookTable")
 
     # ------------------------------------------------------------------ equal as far as one sees
 
@@ -351,8 +251,6 @@ class RestTable:
 
         A counter above `reach` is as good as any other, and so is what lies further ahead.
         """
-        if self.has_look:
-            return state
         return frozenset(self._view(rest, reach) for rest in state)
 
     def _view(self, rest: int, reach: int) -> int:
@@ -385,87 +283,3 @@ class RestTable:
         for node in reversed(nodes):
             after = self.rest(node, after)
         return after
-
-
-# ---------------------------------------------------------------------- facts about nodes
-
-
-def _children(node: Node) -> tuple[Node, ...]:
-    match node:
-        case Chars():
-            return ()
-        case Sequence(parts):
-            return parts
-        case Choice(options):
-            return options
-        case Repeat(body) | Look(body):
-            return (body,)
-        case Rule():
-            assert node.body is not None, f"rule {node.name} has no body"
-            return (node.body,)
-
-
-def _all_nodes(root: Node) -> list[Node]:
-    """Each once, and below before above (a rule that holds itself aside)."""
-    order: list[Node] = []
-    seen = {root}
-    stack = [(root, iter(_children(root)))]
-    while stack:
-        node, children = stack[-1]
-        for child in children:
-            if child not in seen:
-                seen.add(child)
-                stack.append((child, iter(_children(child))))
-                break
-        else:
-            order.append(node)
-            stack.pop()
-    return order
-
-
-def _min_lengths(nodes: list[Node], mask: dict[Node, int]) -> dict[Node, float]:
-    """The fewest characters that each can match; inf if it can't match at all."""
-    length: dict[Node, float] = {
-        node: inf if isinstance(node, Rule) else 0 for node in nodes
-    }  # fmt: skip
-    changed = True
-    while changed:  # once, and more often only where rules hold themselves
-        changed = False
-        for node in nodes:
-            match node:
-                case Chars():
-                    new: float = 1 if mask[node] else inf
-                case Sequence(parts):
-                    new = sum(length[part] for part in parts)
-                case Choice(options):
-                    new = min(length[option] for option in options)
-                case Repeat(body, low, _):
-                    new = low * length[body] if low else 0
-                case Rule():
-                    new = length[node.body] if node.body is not None else inf
-                case Look():
-                    new = 0
-            if isinstance(node, Rule):
-                changed |= new != length[node]
-            length[node] = new
-    return length
-
-
-def _is_zero_width(node: Node, known: dict[Node, bool]) -> bool:
-    """Whether it never matches a character.  A rule that is still open counts as one that may."""
-    match node:
-        case Look():
-            return True
-        case Chars() | Rule():
-            return False
-        case _:
-            return all(known.get(child, False) for child in _children(node))
-
-
-def _holding_looks(nodes: list[Node]) -> set[Node]:
-    """Those with a look-around in them; rules count as such, since that costs nothing."""
-    found: set[Node] = set()
-    for node in nodes:
-        if isinstance(node, Look | Rule) or any(child in found for child in _children(node)):
-            found.add(node)
-    return found

@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.fsm.automaton import ByteAutomaton
+from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.charset import Ranges
 
 Int = npt.NDArray[np.int64]

@@ -1,0 +1,164 @@
+"""The automaton of a pattern over bytes of UTF-8.
+
+Its states are those of the automaton over characters, and in between, for a character whose first
+bytes are read, that state with the block that they select (alphabet.py).
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.fsm.alphabet import NEVER, Block, block_step, whole_step
+from minisgl.fsm.automaton import Automaton, Edges
+
+Int32 = npt.NDArray[np.int32]
+
+
+class ByteAutomaton:
+    """The automaton over bytes of UTF-8: a table of rows, each filled when it is first read.
+
+    State 0 is dead: no match begins with these bytes.  From every other state one can accept.
+
+    Attributes:
+        chars: the automaton over characters below.
+        start: the state where every text begins.
+        lock: to be held while anything but a filled row is read; several engines may share it.
+        table: the state after each byte, in rows that `rows` makes.  # [capacity, 256]
+    """
+
+    def __init__(self, chars: Automaton) -> None:
+        self.chars = chars
+        # A state within a character is a state of `chars` with the step to a block (which is
+        # negative) or with how many bytes of any value are to come; between characters with 0.
+        self._keys: list[tuple[int, int]] = [(-1, 0)]
+        self._number: dict[tuple[int, int], int] = {}
+        self.table: Int32 = np.zeros((64, 256), np.int32)
+        self._num_rows = 1
+        self._row: Int32 = np.full(64, -1, np.int32)  # of each state; -1: none yet
+        self._row[0] = 0
+        self.lock = threading.RLock()
+        self.start = self._state(chars.start, 0)
+
+    @property
+    def num_states(self) -> int:
+        """How many have come up, the dead one included."""
+        return len(self._keys)
+
+    def _state(self, state: int, within: int) -> int:
+        key = (state, within)
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self._keys)
+            self._keys.append(key)
+            if number == len(self._row):
+                self._row = np.concatenate([self._row, np.full_like(self._row, -1)])
+        return number
+
+    def step(self, state: int, byte: int) -> int:
+        """The state after one more byte; 0 if no match begins so."""
+        row = self._row[state]
+        if row >= 0:
+            return int(self.table[row, byte])
+        with self.lock:  # one step; the whole row would be for the walk of a vocabulary
+            chars, within = self._keys[state]
+            if within > 0:
+                return self._state(chars, within - 1) if 0x80 <= byte < 0xC0 else 0
+            block = self._block(within)
+            step = block.steps[block.step_of_byte[byte]]
+            return self._target(chars, step, self.chars.edges(chars))
+
+    def walk(self, state: int, data: bytes) -> int:
+        """The state after more bytes; 0 if no match begins so."""
+        for byte in data:
+            state = self.step(state, byte)
+            if not state:
+                break
+        return state
+
+    def accepts(self, state: int) -> bool:
+        """Whether the text that leads here matches."""
+        chars, within = self._keys[state]
+        if within != 0 or state == 0:
+            return False
+        with self.lock:
+            return self.chars.accepts(chars)
+
+    def starts_character(self, state: int) -> bool:
+        """Whether the bytes that lead here are whole characters."""
+        return self._keys[state][1] == 0
+
+    def state_of(self, chars: int) -> int:
+        """The state where `chars` stands at the start of a character."""
+        return self._state(chars, 0)
+
+    def saturated(self, state: int, reach: int) -> int:
+        """A state whose next `reach` bytes lead on alike, with counts above that let go."""
+        chars, within = self._keys[state]
+        with self.lock:
+            return self._state(self.chars.saturated(chars, reach), within)
+
+    def chars_of(self, state: int) -> int:
+        """The state over characters that this one is in, or in the next character of."""
+        return self._keys[state][0]
+
+    def view(self, state: int, reach: int) -> object:
+        """Equal for states whose next `reach` bytes, and ends among them, are the same."""
+        chars, within = self._keys[state]
+        with self.lock:
+            return self.chars.view(chars, reach), within
+
+    def rows(self, states: Int32) -> Int32:
+        """The rows of `table` of some states; made if they are missing.  # [N] -> [N]
+
+        Making one may replace `table` by a larger one: read it afterwards.
+        """
+        rows = self._row[states]
+        missing = states[rows < 0]
+        if len(missing):
+            with self.lock:
+                for state in np.unique(missing).tolist():
+                    self._make_row(state)
+            rows = self._row[states]
+        return rows
+
+    def _make_row(self, state: int) -> None:
+        chars, within = self._keys[state]
+        if within > 0:  # any byte of a character's rest
+            row = np.zeros(256, np.int32)
+            row[0x80:0xC0] = self._state(chars, within - 1)
+        else:
+            block = self._block(within)
+            edges = self.chars.edges(chars)
+            targets = [self._target(chars, step, edges) for step in block.steps]
+            row = np.array(targets, np.int32)[block.step_of_byte]
+        if self._num_rows == len(self.table):
+            self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+        self.table[self._num_rows] = row
+        self._row[state] = self._num_rows
+        self._num_rows += 1
+
+    def _block(self, within: int) -> Block:
+        alphabet = self.chars.alphabet
+        return alphabet.block(*block_step(within)) if within else alphabet.root
+
+    def _target(self, chars: int, step: int, edges: Edges) -> int:
+        """The state that a step leads to; 0 if no character that it begins is wanted."""
+        if step == NEVER:
+            return 0
+        whole = whole_step(step)
+        if whole is not None:
+            for target, classes in edges.items():
+                if classes >> whole[0] & 1:
+                    return self._state(target, whole[1])
+            return 0
+        start, following = block_step(step)
+        inside = self.chars.alphabet.classes_in(start, following)
+        wanted = 0
+        for target, classes in edges.items():
+            if not inside & ~classes:  # all of the block leads to the same state
+                return self._state(target, following)
+            wanted |= classes
+        return self._state(chars, step) if inside & wanted else 0
