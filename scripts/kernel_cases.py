@@ -27,6 +27,7 @@ from minisgl.kernels import (
     rotary,
     sample,
     top_tokens,
+    vocab_mask,
 )
 from scripts.kernel_inputs import Blocks, Case, Maker, Model, Tensors
 
@@ -461,4 +462,27 @@ def adjust_logits_case(make: Maker, batch: int, vocab: int, entries: int) -> Cas
         result=lambda: changed(adjust_logits.adjust_logits),
         reference=lambda: changed(adjust_logits.adjust_logits_ref),
         bytes=_size(rows, ids, changes) + 2 * rows.numel() * logits.element_size(),
+    )
+
+
+def vocab_mask_case(make: Maker, batch: int, vocab: int) -> Case:
+    """Half of the tokens of logits [B, V] (fp32) forbidden, in place; every fourth row is free."""
+    logits = make.normal(batch, vocab, dtype=torch.float32)
+    words = -(-vocab // 32)
+    table = (make.integers(2**32, batch, words) - 2**31).int()
+    rows = make.constant([-1 if b % 4 == 3 else b // 2 for b in range(batch)], torch.int64)
+    masked = batch - batch // 4
+
+    def masks(apply: Callable[..., torch.Tensor]) -> Tensors:
+        copy = logits.clone()
+        kept = apply(copy, table, rows)
+        return kept, copy.view(torch.int32)  # as integers: every bit counts
+
+    return Case(
+        "vocab_mask",
+        f"vocab_mask B={batch}",
+        run=lambda: vocab_mask.vocab_mask(logits, table, rows),
+        result=lambda: masks(vocab_mask.vocab_mask),
+        reference=lambda: masks(vocab_mask.vocab_mask_ref),
+        bytes=masked * vocab * logits.element_size() * 3 // 2 + masked * words * 4,
     )

@@ -24,6 +24,7 @@ from scripts.kernel_cases import (
     sample_case,
     silu_and_mul_case,
     top_tokens_case,
+    vocab_mask_case,
 )
 from scripts.kernel_inputs import MODELS, TINY, Case, Maker, Model
 
@@ -65,6 +66,7 @@ def model_cases(
     yield logprob_case(make, batch, model.vocab, tokens=21)
     yield top_tokens_case(make, batch, model.vocab)
     yield adjust_logits_case(make, batch, model.vocab, prompt // 2)
+    yield vocab_mask_case(make, batch, model.vocab)
 
 
 def edge_cases(
@@ -110,6 +112,7 @@ def edge_cases(
     yield top_tokens_case(make, 64, vocab)
     yield top_tokens_case(make, logits // vocab, vocab, k=1)
     yield adjust_logits_case(make, 64, vocab, vocab // 64)
+    yield vocab_mask_case(make, logits // vocab, vocab)
 
 
 def speed_cases(
@@ -141,3 +144,4 @@ def speed_cases(
     yield sample_case(make, "top-k top-p min-p", batch, model.vocab, filters=True)
     yield logprob_case(make, batch, model.vocab)
     yield top_tokens_case(make, batch, model.vocab)
+    yield vocab_mask_case(make, batch, model.vocab)

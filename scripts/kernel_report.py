@@ -45,6 +45,7 @@ from scripts.kernel_cases import (
     sample_case,
     silu_and_mul_case,
     top_tokens_case,
+    vocab_mask_case,
 )
 from scripts.kernel_inputs import MODELS, Case, Maker
 from scripts.kernel_lists import model_cases
@@ -131,6 +132,7 @@ def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
                 logprob_case(maker, n, model.vocab),
                 top_tokens_case(maker, n, model.vocab, k=min(n, 20)),
                 adjust_logits_case(maker, n, model.vocab, 10 * n),
+                vocab_mask_case(maker, n, model.vocab),
             ]
             for case in cases:
                 launches_of(case, launches)

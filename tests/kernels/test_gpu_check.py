@@ -93,6 +93,11 @@ def test_compare_sees_each_fault():
     assert not compare(constant_case([nan, nan], x), dtype)["ok"]
     assert compare(constant_case([nan, nan], nan, exact=True), dtype)["ok"]
     assert not compare(constant_case([x, x], nan, exact=True), dtype)["ok"]
+    n = torch.arange(2**20, dtype=torch.int32)
+    one_off = n.clone()
+    one_off[7] += 1
+    assert compare(constant_case([n, n], n), dtype)["ok"]
+    assert not compare(constant_case([one_off, one_off], n), dtype)["ok"]
 
 
 def test_a_failure_is_recorded_and_the_rest_runs(tmp_path, capsys):

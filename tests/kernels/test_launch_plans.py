@@ -30,12 +30,14 @@ from minisgl.kernels import (
     rotary,
     sample,
     top_tokens,
+    vocab_mask,
 )
 
 TOKENS = 70_000
 MODULES = [
     activation, adjust_logits, cascade_attention, decode_attention, embedding, extend_attention,
     kv_store, linear, logprob, merge_partials, rms_norm, rotary, sample, top_tokens,
+    vocab_mask,
 ]  # fmt: skip
 
 
@@ -110,6 +112,7 @@ def test_many_rows_of_logits(plans: list[tuple[int, ...]]) -> None:
     logprob.logprob(logits, ids.unsqueeze(1))
     top_tokens.top_tokens(logits, 2)
     adjust_logits.adjust_logits(logits, ids, ids, torch.zeros(3, TOKENS))
+    vocab_mask.vocab_mask(logits, torch.zeros(1, 1, dtype=torch.int32), ids)
     column = torch.zeros(TOKENS)
     sample.sample(logits, column, column.int(), column, column, column)
     assert_cuda_accepts(plans)
