@@ -15,9 +15,7 @@ forbids (overlong, surrogates, beyond U+10FFFF) are class 0, so no automaton acc
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,25 +27,63 @@ Int = npt.NDArray[np.int64]
 MAX_SETS = 4096  # different sets in one pattern
 NEVER = 0  # the step of a byte that can't come here
 _SURROGATES = (0xD800, 0xE000)
-_SMALLEST = (0, 0, 0x800, 0x10000)  # by how many bytes follow the first: less would be overlong
+# By how many bytes follow the first: less would be overlong.
+_SMALLEST = np.array([0, 0, 0x800, 0x10000])
+# Of each first byte, how many follow, and the first code point (or beyond the last: never comes).
+_LEAD_FOLLOWING = np.repeat([0, 0, 1, 2, 3, 0], [0x80, 0x42, 30, 16, 5, 11])
+_LEAD_STARTS = np.concatenate(
+    [
+        np.arange(0x80),
+        np.full(0x42, MAX_CHAR),
+        64 * np.arange(2, 32),
+        64**2 * np.arange(16),
+        64**3 * np.arange(5),
+        np.full(11, MAX_CHAR),
+    ]
+)
 
 
-@dataclass(frozen=True, eq=False)
 class Block:
     """What each byte leads to: a step, which is a number that holds two others.
 
     One byte more decides, and the step is `following` bytes of any value to a character of
     `char_class`; or it doesn't, and the step is to the block that begins at `start`, where
-    `following` bytes select from.  `whole_step` and `block_step` tell which.
+    `following` bytes select from.  `block_step` takes the latter
+    apart.
+
+    Args:
+        first_byte: the bytes from this one on lead somewhere.
+        step_of: what they lead to.
+        inside_of: the classes there; class 0 among them if some of it is no character.
+
+    Attributes:
+        steps: each once.
+        inside: the classes of each.
+        step_of_byte: index into `steps`.  # [256]
+        by_class: of a class the steps to it: index, and how many bytes follow.
+        to_blocks: the indices of the steps to a block.
     """
 
-    steps: list[int] = field(repr=False)  # each once
-    step_of_byte: Int = field(repr=False)  # index into `steps`  # [256]
+    def __init__(self, first_byte: int, step_of: list[int], inside_of: list[int]) -> None:
+        inside = {NEVER: 0}  # the step of the bytes that aren't given
+        inside.update(zip(step_of, inside_of, strict=True))
+        inside[NEVER] = 0  # whatever lies there
+        self.steps, self.inside = list(inside), list(inside.values())
+        index = {step: i for i, step in enumerate(self.steps)}
+        self.step_of_byte: Int = np.zeros(256, np.int64)
+        self.step_of_byte[first_byte : first_byte + len(step_of)] = [index[s] for s in step_of]
+        self.by_class: dict[int, list[tuple[int, int]]] = {}
+        self.to_blocks: list[int] = []
+        for i, step in enumerate(self.steps[1:], 1):
+            if step > 0:
+                self.by_class.setdefault(step >> 2, []).append((i, step & 3))
+            else:
+                self.to_blocks.append(i)
 
 
-def whole_step(step: int) -> tuple[int, int] | None:
-    """The class and how many bytes of any value follow; None if the step is to a block."""
-    return (step >> 2, step & 3) if step >= 0 else None
+def following(step: int) -> int:
+    """How many bytes follow the one that a step is taken by."""
+    return abs(step) & 3
 
 
 def block_step(step: int) -> tuple[int, int]:
@@ -67,7 +103,7 @@ class Alphabet:
         edges: where a stretch of characters of one class begins.  # [num_stretches]
         classes: the class of each.  # [num_stretches]
         root: the block of a character's first byte.
-        ascii_of: how many characters of ASCII are in each class that has some.
+        ascii_of: how many characters of ASCII are in a class; not all classes are named.
     """
 
     def __init__(self, sets: Iterable[Ranges]) -> None:
@@ -76,37 +112,34 @@ class Alphabet:
             raise ValueError(
                 f"{len(sets)} different sets of characters; {MAX_SETS} in one pattern are known"
             )
-        arrays = [np.array(ranges, np.int64).reshape(-1, 2) for ranges in sets]
-        fixed = np.array([0, *_SURROGATES], np.int64)
-        edges = np.unique(np.concatenate([fixed, *(array.ravel() for array in arrays)]))
-        edges = edges[edges < MAX_CHAR]
-        member = np.zeros((len(edges), len(sets)), bool)  # [stretch, set]
-        for column, array in enumerate(arrays):
-            changes = np.zeros(len(edges) + 1, np.int8)
-            bounds = np.searchsorted(edges, array)
-            changes[bounds[:, 0]] += 1
-            changes[bounds[:, 1]] -= 1
-            member[:, column] = np.cumsum(changes[:-1])
-        member[(edges >= _SURROGATES[0]) & (edges < _SURROGATES[1])] = False
-        class_of: dict[bytes, int] = {bytes((len(sets) + 7) // 8): 0}
+        starts, stops = np.array([r for s in sets for r in s], np.int64).reshape(-1, 2).T
+        column = np.repeat(np.arange(len(sets)), [len(s) for s in sets])  # the set of each range
+        edges = np.unique(np.concatenate([[0, *_SURROGATES, MAX_CHAR], starts, stops]))
+        changes = np.zeros((len(edges), max(len(sets), 1)), np.int8)
+        changes[np.searchsorted(edges, starts), column] = 1
+        changes[np.searchsorted(edges, stops), column] = -1
+        edges = edges[:-1]
+        member = np.cumsum(changes[:-1], axis=0, dtype=np.int8)  # [stretch, set]
+        member[(edges >= _SURROGATES[0]) & (edges < _SURROGATES[1])] = 0
+        # Stretches that are in the same sets are of one class; those in none, of class 0.
         packed = np.packbits(member, axis=1)
-        classes = [class_of.setdefault(row.tobytes(), len(class_of)) for row in packed]
-        self.masks = [0] * len(sets)
-        firsts = {c: stretch for stretch, c in reversed(list(enumerate(classes)))}
-        for number, stretch in firsts.items():
-            for column in np.flatnonzero(member[stretch]).tolist():
-                self.masks[column] |= 1 << number
-        self.num_classes = len(class_of)
-        self.classes: Int = np.array(classes, np.int64)
+        in_which = packed.view(f"S{packed.shape[1]}").ravel()  # subtle: sorts b"", in none, first
+        distinct, classes = np.unique(np.append(in_which, b""), return_inverse=True)
+        self.classes: Int = classes[:-1]
+        self.num_classes = len(distinct)
+        in_sets = np.zeros((self.num_classes, member.shape[1]), np.int8)  # [class, set]
+        in_sets[self.classes] = member
+        columns = np.packbits(in_sets, axis=0, bitorder="little").T[: len(sets)]
+        self.masks = [int.from_bytes(column.tobytes(), "little") for column in columns]
         is_edge = np.concatenate([[True], self.classes[1:] != self.classes[:-1]])
         self.edges, self.classes = edges[is_edge], self.classes[is_edge]
+        bits = [1 << c for c in self.classes.tolist()] + [0]
+        self._bits = np.array(bits, np.int64 if self.num_classes < 63 else object)
         self._ranges: dict[int, Ranges] = {}
         self._blocks: dict[tuple[int, int], Block] = {}
-        self._classes_in: dict[tuple[int, int], int] = {}
-        self.root = self._root()
-        self.ascii_of: dict[int, int] = Counter(
-            self.root.steps[i] >> 2 for i in self.root.step_of_byte[:128].tolist()
-        )
+        self.root = self._block(0, _LEAD_STARTS, _LEAD_FOLLOWING)
+        of_ascii = self.classes[np.searchsorted(self.edges, np.arange(128), side="right") - 1]
+        self.ascii_of: dict[int, int] = dict(enumerate(np.bincount(of_ascii).tolist()))
 
     def class_of(self, char: int) -> int:
         """The class of a code point."""
@@ -132,54 +165,24 @@ class Alphabet:
         """The block from `start` on, of 64 to the power of `following` code points."""
         known = self._blocks.get((start, following))
         if known is None:
-            size = 64 ** (following - 1)
-            starts = start + size * np.arange(64)
-            steps = self._steps(starts, size, following - 1, smallest=_SMALLEST[following])
-            known = self._blocks[start, following] = self._block(0x80, steps)
+            starts = start + 64 ** (following - 1) * np.arange(64)
+            starts[starts + 64 ** (following - 1) <= _SMALLEST[following]] = MAX_CHAR
+            known = self._block(0x80, starts, np.full(64, following - 1))
+            self._blocks[start, following] = known
         return known
 
-    def _root(self) -> Block:
-        leads = [np.zeros(0xC2 - 0x80, np.int64)]  # no character begins with these bytes
-        for first, last, following in ((0xC2, 0xE0, 1), (0xE0, 0xF0, 2), (0xF0, 0xF5, 3)):
-            size = 64**following
-            starts = size * np.arange(last - first) + (size * 2 if following == 1 else 0)
-            leads.append(self._steps(starts, size, following))
-        return self._block(0, np.concatenate([self._steps(np.arange(128), 1, 0), *leads]))
-
-    def _steps(self, starts: Int, size: int, following: int, smallest: int = 0) -> Int:
-        """The steps into the stretches of `size` code points from each of `starts` on."""
-        first = np.searchsorted(self.edges, starts, side="right") - 1
-        last = np.searchsorted(self.edges, starts + size, side="left")
+    def _block(self, first_byte: int, starts: Int, following: Int) -> Block:
+        """The block whose bytes from `first_byte` on lead to the stretches from `starts` on."""
+        stops = starts + 64**following
+        smallest = _SMALLEST[following]
+        first = np.searchsorted(self.edges, np.maximum(starts, smallest), side="right") - 1
+        last = np.searchsorted(self.edges, stops, side="left")
+        is_whole = (starts >= smallest) & (stops <= MAX_CHAR)
         classes = self.classes[first]
-        whole = (last - first == 1) & (starts >= _SMALLEST[following]) & (starts + size <= MAX_CHAR)
-        steps: Int = np.where(
-            whole,
-            np.where(classes > 0, classes << 2 | following, NEVER),
-            -(starts << 2 | following),
-        )
-        steps[(starts + size <= smallest) | (starts >= MAX_CHAR)] = NEVER
-        return steps
-
-    def _block(self, first_byte: int, steps: Int) -> Block:
-        """The block where the bytes from `first_byte` on lead to `steps`; all others to `NEVER`."""
-        of_byte = np.zeros(256, np.int64)
-        of_byte[first_byte : first_byte + len(steps)] = steps
-        distinct, step_of_byte = np.unique(of_byte, return_inverse=True)
-        return Block(distinct.tolist(), step_of_byte)
-
-    def classes_in(self, start: int, following: int) -> int:
-        """The classes in a block; class 0 among them if some of its bytes are no character."""
-        known = self._classes_in.get((start, following))
-        if known is None:
-            known = self._classes_in[start, following] = self._find_classes(start, following)
-        return known
-
-    def _find_classes(self, start: int, following: int) -> int:
-        stop = start + 64**following
-        found = int(start < _SMALLEST[following] or stop > MAX_CHAR)
-        start = max(start, _SMALLEST[following])  # what lies below has a shorter form
-        first = int(np.searchsorted(self.edges, start, side="right")) - 1
-        last = int(np.searchsorted(self.edges, stop, side="left"))
-        for number in set(self.classes[first:last].tolist()):
-            found |= 1 << number
-        return found
+        decided = (last - first == 1) & is_whole
+        steps = np.where(decided, classes << 2 | following, -(starts << 2 | following))
+        steps[(starts >= MAX_CHAR) | (decided & (classes == 0))] = NEVER
+        ends = np.stack([first, np.minimum(last, len(self.edges))], axis=1).ravel()
+        inside = np.bitwise_or.reduceat(self._bits, ends)[::2]
+        inside = np.where(is_whole, inside, inside | 1)
+        return Block(first_byte, steps.tolist(), inside.tolist())

@@ -7,11 +7,12 @@ bytes are read, that state with the block that they select (alphabet.py).
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.fsm.alphabet import NEVER, Block, block_step, whole_step
+from minisgl.fsm.alphabet import Block, block_step, following
 from minisgl.fsm.automaton import Automaton, Edges
 
 Int32 = npt.NDArray[np.int32]
@@ -67,8 +68,7 @@ class ByteAutomaton:
             if within > 0:
                 return self._state(chars, within - 1) if 0x80 <= byte < 0xC0 else 0
             block = self._block(within)
-            step = block.steps[block.step_of_byte[byte]]
-            return self._target(chars, step, self.chars.edges(chars))
+            return self._target(chars, block, block.step_of_byte[byte], self.chars.edges(chars))
 
     def walk(self, state: int, data: bytes) -> int:
         """The state after more bytes; 0 if no match begins so."""
@@ -132,7 +132,13 @@ class ByteAutomaton:
         else:
             block = self._block(within)
             edges = self.chars.edges(chars)
-            targets = [self._target(chars, step, edges) for step in block.steps]
+            targets = [0] * len(block.steps)
+            for target, classes in edges.items():
+                for char_class in _bits(classes):
+                    for i, num_more in block.by_class.get(char_class, ()):
+                        targets[i] = self._state(target, num_more)
+            for i in block.to_blocks:
+                targets[i] = self._target(chars, block, i, edges)
             row = np.array(targets, np.int32)[block.step_of_byte]
         if self._num_rows == len(self.table):
             self.table = np.concatenate([self.table, np.zeros_like(self.table)])
@@ -144,21 +150,22 @@ class ByteAutomaton:
         alphabet = self.chars.alphabet
         return alphabet.block(*block_step(within)) if within else alphabet.root
 
-    def _target(self, chars: int, step: int, edges: Edges) -> int:
-        """The state that a step leads to; 0 if no character that it begins is wanted."""
-        if step == NEVER:
-            return 0
-        whole = whole_step(step)
-        if whole is not None:
-            for target, classes in edges.items():
-                if classes >> whole[0] & 1:
-                    return self._state(target, whole[1])
-            return 0
-        start, following = block_step(step)
-        inside = self.chars.alphabet.classes_in(start, following)
+    def _target(self, chars: int, block: Block, i: int, edges: Edges) -> int:
+        """The state that a block's step leads to; 0 if no character that it begins is wanted."""
+        step, inside = block.steps[i], block.inside[i]
         wanted = 0
         for target, classes in edges.items():
-            if not inside & ~classes:  # all of the block leads to the same state
-                return self._state(target, following)
+            if inside and not inside & ~classes:  # all that may come leads to the same state
+                return self._state(target, following(step))
             wanted |= classes
         return self._state(chars, step) if inside & wanted else 0
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """
+    >>> list(_bits(0b1010))
+    [1, 3]
+    """
+    while mask:
+        yield (mask & -mask).bit_length() - 1
+        mask &= mask - 1

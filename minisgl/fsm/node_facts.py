@@ -71,13 +71,15 @@ def min_lengths(nodes: list[Node], mask: dict[Node, int]) -> dict[Node, float]:
 
 def is_zero_width(node: Node, known: dict[Node, bool]) -> bool:
     """Whether it never matches a character.  A rule that is still open counts as one that may."""
-    match node:
-        case Look():
-            return True
-        case Chars() | Rule():
-            return False
-        case _:
-            return all(known.get(child, False) for child in children(node))
+    if node not in known:
+        match node:
+            case Look():
+                known[node] = True
+            case Chars() | Rule():
+                known[node] = False
+            case _:
+                known[node] = all(is_zero_width(child, known) for child in children(node))
+    return known[node]
 
 
 def holding_looks(nodes: list[Node]) -> set[Node]:

@@ -12,7 +12,7 @@ character.  They are refused by their name and place, as is every error of synta
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 
 from minisgl.fsm import charset
 from minisgl.fsm.nodes import Chars, Choice, Look, Node, Repeat, Sequence
@@ -22,7 +22,7 @@ from minisgl.fsm.regex_places import ANY, NOT_NEWLINE, PLACES, place
 MAX_NESTING = 100  # groups within groups
 MAX_REPEAT = 2**32 - 1  # as `re`
 
-_SPECIAL = "\\.^$|?*+()[{"
+_PLAIN = re.compile(r"(?:[^\\.^$|?*+()\[{](?![*+?{(]))+")
 _VERBOSE_SPACE = " \t\n\r\v\f"
 
 
@@ -82,15 +82,11 @@ class _Parser(CharReader):
 
     def _sequence(self, flags: Flags) -> Node:
         parts: list[Node] = []
-        text, end = self._text, len(self._text)
-        while self._at < end and text[self._at] not in "|)":
-            if (  # by far the most common: a character that stands for itself, alone
-                text[self._at] not in _SPECIAL
-                and (self._at + 1 == end or text[self._at + 1] not in "*+?{(")
-                and not flags.x
-            ):
-                parts.append(literal(text[self._at], flags))
-                self._at += 1
+        while self._at < len(self._text) and self._text[self._at] not in "|)":
+            plain = None if flags.x else _PLAIN.match(self._text, self._at)
+            if plain:  # by far the most common: characters that stand for themselves, once
+                parts += [literal(char, flags) for char in plain.group()]
+                self._at = plain.end()
             elif flags.x and self._text[self._at] in _VERBOSE_SPACE:
                 self._at += 1
             elif flags.x and self._text[self._at] == "#":
@@ -277,4 +273,4 @@ class _Parser(CharReader):
         on = dict.fromkeys(switched_on.replace("u", ""), True)
         if "u" in switched_on:
             on["a"] = False
-        return replace(flags, **on, **dict.fromkeys(switched_off, False))
+        return flags._replace(**on, **dict.fromkeys(switched_off, False))

@@ -6,9 +6,8 @@ This is the lower half of the parser in regex.py, with what reads the pattern's 
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from minisgl.fsm import charset
 from minisgl.fsm.charset import Ranges
@@ -34,8 +33,7 @@ class PatternError(ValueError):
         self.position = position
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """The switches (?i), (?m), (?s), (?x) and (?a)."""
 
     i: bool = False
@@ -180,7 +178,7 @@ class CharReader:
         if following and following in OCTAL:
             self._at += 1
             return charset.single(self._octal(self._take_while(OCTAL, 3), at))
-        return self._class_escape(replace(flags, i=False))  # a whole range gets its cases
+        return self._class_escape(flags._replace(i=False))  # a whole range gets its cases
 
 
 def cased(ranges: Ranges, flags: Flags) -> Ranges:

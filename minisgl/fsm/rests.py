@@ -58,8 +58,6 @@ class RestTable:
         self._same: dict[Node, Node] = {n: first[mask] for n, mask in self._mask.items()}
         self._min_length = min_lengths(nodes, self._mask)
         self._zero_width: dict[Node, bool] = {}
-        for node in nodes:
-            self._zero_width[node] = is_zero_width(node, self._zero_width)
         self._looks: set[Node] = set()  # those that hold a look-around
         self._node: list[Node | None] = [None, None]
         self.after = [END, END]
@@ -113,6 +111,8 @@ class RestTable:
         return known
 
     def _open(self, rest: int, before: Before) -> Rests:
+        if rest == END or self.classes[rest]:
+            return frozenset((rest,))
         found: set[int] = set()
         # Of the repeats met: how often, by what is repeated, what comes after, and what guards it.
         counted: dict[tuple[Node, int, Guards], list[tuple[int, int]]] = {}
@@ -163,7 +163,9 @@ class RestTable:
             case Repeat(body, low, high):
                 if high == 0 or self._min_length[body] == inf:
                     return [(after, NO_GUARDS)]
-                if self._zero_width[body]:  # a look-around holds once or any number of times
+                if is_zero_width(
+                    body, self._zero_width
+                ):  # a look-around holds once or any number of times
                     low, high = min(low, 1), 1
                 fewer = self._repeat(body, max(low - 1, 0), None if high is None else high - 1)
                 once = (self.rest(body, self.rest(fewer, after)), NO_GUARDS)
@@ -179,31 +181,31 @@ class RestTable:
         known = self._grouped.get(node)
         if known is not None:
             return known
-        grouped: dict[Node | tuple[Node], list[Node]] = {}
+        alike: dict[Node, list[Node]] = {}
         for option in node.options:
-            parts = option.parts if isinstance(option, Sequence) else (option,)
-            if parts and isinstance(parts[0], Chars):
-                tail = parts[1] if len(parts) == 2 else self._sequence(parts[1:])
-                grouped.setdefault(self._same[parts[0]], []).append(tail)
-            else:
-                grouped[(option,)] = [option]
+            first = option.parts[0] if isinstance(option, Sequence) and option.parts else option
+            alike.setdefault(self._same.get(first, option), []).append(option)
         options: list[Node] = []
-        for first, tails in grouped.items():
-            if isinstance(first, tuple):
-                options.append(first[0])
-            else:
-                tail = tails[0]
-                if len(tails) > 1:
-                    tail = Choice(tuple(tails))
-                    self._min_length[tail] = min(self._min_length[t] for t in tails)
-                options.append(self._sequence((first, tail)))
+        for first, group in alike.items():
+            if len(group) == 1:
+                options += group
+                continue
+            tail = Choice(tuple(self._tail(option) for option in group))
+            whole = Sequence((first, tail))
+            self._min_length[whole] = min(self._min_length[option] for option in group)
+            self._min_length[tail] = self._min_length[whole] - 1
+            options.append(whole)
         self._grouped[node] = tuple(options)
         return self._grouped[node]
 
-    def _sequence(self, parts: tuple[Node, ...]) -> Sequence:
-        node = Sequence(parts)
-        self._min_length[node] = sum(self._min_length[part] for part in parts)
-        return node
+    def _tail(self, option: Node) -> Node:
+        """What comes after the first character of an option."""
+        parts = option.parts[1:] if isinstance(option, Sequence) else ()
+        if len(parts) == 1:
+            return parts[0]
+        tail = Sequence(parts)
+        self._min_length[tail] = self._min_length[option] - 1
+        return tail
 
     def _flat(self, node: Repeat) -> Repeat:
         """The same without nested counts, where one will do: (x{0,3}){2} is x{0,6}."""

@@ -13,7 +13,7 @@ all of those end at their first byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.charset import Ranges
 
 Int = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +33,13 @@ class Slice:
 
     whole: Int = field(repr=False)  # tokens of nothing else, shortest first
     num_whole: Int = field(repr=False)  # [longest + 1] how many of them have at most so many
-    rest: Int = field(repr=False)  # the other tokens; in order of:
-    chars: Int = field(repr=False)  # how many of the set they begin with
-    start: Int = field(repr=False)  # and where, in all bytes, the rest of each begins
     longest: int  # the most characters of the set in any token
+    # The other tokens, in groups that begin with as many of the set and then with the same byte:
+    rest: Int = field(repr=False)
+    at: Int = field(repr=False)  # where, in all bytes, that byte stands
+    chars: Int = field(repr=False)  # [groups]
+    byte: Int = field(repr=False)  # [groups]
+    first: Int = field(repr=False)  # [groups + 1] where in `rest` each group begins
 
 
 class TokenChars:
@@ -86,14 +90,19 @@ class TokenChars:
         whole = whole[np.argsort(count[whole], kind="stable")]
         longest = int(count.max(initial=0))
         rest = np.flatnonzero(~is_whole)
-        rest = rest[np.argsort(count[rest], kind="stable")]
+        group = count[rest] * 256 + self._bytes[self._start[rest] + offset[rest]]
+        order = np.argsort(group, kind="stable")
+        rest = rest[order]
+        groups, first = np.unique(group[order], return_index=True)
         return Slice(
             whole=self._ids[whole],
             num_whole=np.searchsorted(count[whole], np.arange(longest + 1), side="right"),
-            rest=self._ids[rest],
-            chars=count[rest],
-            start=self._start[rest] + offset[rest],
             longest=longest,
+            rest=self._ids[rest],
+            at=self._start[rest] + offset[rest],
+            chars=groups // 256,
+            byte=groups % 256,
+            first=np.append(first, len(rest)),
         )
 
     def walk(self, automaton: ByteAutomaton, state: int) -> Int | None:
@@ -120,27 +129,26 @@ class TokenChars:
                 chain.append(following)
         most = len(chain) - 1  # so many characters of the set may follow
         allowed = piece.whole[: piece.num_whole[min(most, piece.longest)]]
-        stop = int(np.searchsorted(piece.chars, most, side="right"))
-        states = np.array([automaton.state_of(c) for c in chain], np.int32)[piece.chars[:stop]]
-        return np.concatenate([allowed, self._walk_bytes(automaton, states, piece, stop)])
+        along = np.array([automaton.state_of(c) for c in chain], np.int32)
+        return np.concatenate([allowed, *self._walk_rest(automaton, along, piece)])
 
-    def _walk_bytes(
-        self, automaton: ByteAutomaton, states: npt.NDArray[np.int32], piece: Slice, stop: int
-    ) -> Int:
-        """Which of the first `stop` other tokens live on, each from its own state."""
-        tokens, at = piece.rest[:stop], piece.start[:stop]
-        ends = self._end[tokens]
-        found: list[Int] = []
+    def _walk_rest(self, automaton: ByteAutomaton, along: Int32, piece: Slice) -> Iterator[Int]:
+        """Which of the other tokens live on, from the states along the chain."""
+        stop = int(np.searchsorted(piece.chars, len(along)))
+        rows = automaton.rows(along)
+        states = automaton.table[rows[piece.chars[:stop]], piece.byte[:stop]]
+        groups = np.flatnonzero(states)  # few: nearly all end at their first byte
+        members, of = spread(piece.first[groups], np.diff(piece.first)[groups])
+        tokens, at, states = piece.rest[members], piece.at[members] + 1, states[groups][of]
         while len(tokens):
+            done = at == self._end[tokens]
+            yield tokens[done]
+            going = np.flatnonzero(~done)
+            tokens, at, states = tokens[going], at[going], states[going]
             rows = automaton.rows(states)
             states = automaton.table[rows, self._bytes[at]]
             alive = np.flatnonzero(states)
-            tokens, at, ends, states = tokens[alive], at[alive] + 1, ends[alive], states[alive]
-            done = at == ends
-            found.append(tokens[done])
-            going = np.flatnonzero(~done)
-            tokens, at, ends, states = tokens[going], at[going], ends[going], states[going]
-        return np.concatenate(found) if found else tokens
+            tokens, at, states = tokens[alive], at[alive] + 1, states[alive]
 
 
 def _readable(data: bytes) -> str:
@@ -149,3 +157,15 @@ def _readable(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         return data[: error.start].decode()
+
+
+def spread(firsts: Int, counts: Int) -> tuple[Int, Int]:
+    """All members of stretches of numbers, and for each which stretch it is of.
+
+    >>> [a.tolist() for a in spread(np.array([5, 9]), np.array([3, 1]))]
+    [[5, 6, 7, 9], [0, 0, 0, 1]]
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    of = np.repeat(np.arange(len(counts)), counts)
+    return (firsts - (ends - counts))[of] + np.arange(total), of

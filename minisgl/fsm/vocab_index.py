@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
-from minisgl.fsm.slices import TokenChars
+from minisgl.fsm.slices import TokenChars, spread
 
 Int = npt.NDArray[np.int64]
 Row = npt.NDArray[np.int32]
@@ -122,15 +122,6 @@ class VocabIndex:
         self._copies: Int = ids[chosen != ids]
         self._originals: Int = chosen[chosen != ids]
 
-    def _children(self, nodes: Int) -> tuple[Int, Int]:
-        """All children of `nodes`, and for each the index of its parent among them."""
-        counts = self._num_children[nodes]
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        first = self._first_child[nodes] - (ends - counts)
-        parents = np.repeat(np.arange(len(nodes)), counts)
-        return first[parents] + np.arange(total), parents
-
     def _find_node(self, start: bytes) -> int | None:
         """The node of a token's first bytes; None if no token begins so."""
         node = 0
@@ -157,12 +148,14 @@ class VocabIndex:
         nodes, states = np.array([node], np.int64), np.array([state], np.int32)
         while len(nodes):
             rows = automaton.rows(states)
-            nodes, parents = self._children(nodes)
+            nodes, parents = spread(self._first_child[nodes], self._num_children[nodes])
             states = automaton.table[rows[parents], self._byte[nodes]]
             alive = np.flatnonzero(states)
             nodes, states = nodes[alive], states[alive]
             ids = self._token[nodes]
             yield ids[ids >= 0]
+            inner = np.flatnonzero(self._num_children[nodes])
+            nodes, states = nodes[inner], states[inner]
 
     def allows_longer(
         self, automaton: ByteAutomaton, state: int, start: bytes, stop_ids: tuple[int, ...]
