@@ -61,9 +61,10 @@ class Automaton:
         key = (before, rests)
         number = self._number.get(key)
         if number is None:
-            number = self._number[key] = len(self._states)
+            number = len(self._states)
             if number >= MAX_STATES:
                 raise TooComplexError(f"more than {MAX_STATES} states have come up")
+            self._number[key] = number
             self._states.append(key)
             self._edges.append(None)
         return number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NoReturn
 
 from minisgl.fsm.charset import EVERYTHING
@@ -73,24 +74,26 @@ def fail(path: str, what: str) -> NoReturn:
 def string_node(schema: Mapping[str, Any], path: str) -> Node:
     """The strings that `minLength`, `maxLength`, `pattern` and `format` allow."""
     low, high = counts(schema, "minLength", "maxLength", path)
-    patterns = []
+    contents = []
     if "pattern" in schema:
-        patterns.append(_pattern(schema["pattern"], path))
+        contents.append(written_in_string(_pattern(schema["pattern"], path)))
     if "format" in schema:
         if schema["format"] not in FORMATS:
             known = ", ".join(FORMATS)
             fail(path, f"format {schema['format']!r} can't be enforced; {known} can")
-        patterns.append(parse(FORMATS[schema["format"]]))
-    any_length = low == 0 and high is None
-    if not patterns:
+        contents.append(_format(schema["format"]))
+    if not contents:
         return string(Repeat(STRING_CHAR, low, high))
-    written: dict[Node, Node] = {}
-    contents = [written_in_string(pattern, written) for pattern in patterns]
-    if not any_length:
+    if low > 0 or high is not None:
         contents.insert(0, Repeat(STRING_CHAR, low, high))
     # All of them at once: each but the last looks ahead to the closing quote.
     looks = [Look(sequence(c, text('"')), behind=False, negative=False) for c in contents[:-1]]
     return string(sequence(*looks, contents[-1]))
+
+
+@cache
+def _format(name: str) -> Node:
+    return written_in_string(parse(FORMATS[name]))
 
 
 def _pattern(pattern: Any, path: str) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from minisgl.fsm import charset
@@ -61,28 +61,27 @@ def _char_literal(char: str) -> Node:
     return Choice(tuple(text(form) for form in sorted(forms)))
 
 
-def written_in_string(node: Node, known: dict[Node, Node]) -> Node:
+def written_in_string(node: Node) -> Node:
     """A pattern's node, with each character as JSON writes it: raw, or by its short escape.
 
     Look-arounds stay right: a quote ends the string, and no written character contains one bare.
     """
-    if node not in known:
-        match node:
-            case Chars(ranges):
-                known[node] = _written(ranges)
-            case Sequence(parts):
-                known[node] = Sequence(tuple(written_in_string(p, known) for p in parts))
-            case Choice(options):
-                known[node] = Choice(tuple(written_in_string(o, known) for o in options))
-            case Repeat(body, low, high):
-                known[node] = Repeat(written_in_string(body, known), low, high)
-            case Look(body, behind, negative):
-                known[node] = Look(written_in_string(body, known), behind, negative)
-            case Rule():
-                raise AssertionError("a regex has no rules")
-    return known[node]
+    match node:
+        case Chars(ranges):
+            return _written(ranges)
+        case Sequence(parts):
+            return Sequence(tuple(written_in_string(part) for part in parts))
+        case Choice(options):
+            return Choice(tuple(written_in_string(option) for option in options))
+        case Repeat(body, low, high):
+            return Repeat(written_in_string(body), low, high)
+        case Look(body, behind, negative):
+            return Look(written_in_string(body), behind, negative)
+        case Rule():
+            raise AssertionError("a regex has no rules")
 
 
+@lru_cache(maxsize=1024)
 def _written(ranges: charset.Ranges) -> Node:
     raw = charset.complement(charset.union(charset.complement(ranges), charset.complement(RAW)))
     escapes = [text("\\" + e) for c, e in SHORT_ESCAPES.items() if charset.contains(ranges, ord(c))]

@@ -23,6 +23,7 @@ MAX_NESTING = 100  # groups within groups
 MAX_REPEAT = 2**32 - 1  # as `re`
 
 _PLAIN = re.compile(r"(?:[^\\.^$|?*+()\[{](?![*+?{(]))+")
+_QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _VERBOSE_SPACE = " \t\n\r\v\f"
 
 
@@ -129,12 +130,13 @@ class _Parser(CharReader):
     def _bounds(self) -> tuple[int, int | None] | None:
         """Those of a quantifier; None, and nothing read, if there is none here."""
         start = self._at
-        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(sign):
-                return bounds
-        if not self._take("{") or self._peek("}"):
-            self._at = start
+        sign = self._text[start : start + 1]
+        if sign in _QUANTIFIERS:
+            self._at += 1
+            return _QUANTIFIERS[sign]
+        if sign != "{" or self._text.startswith("{}", start):
             return None
+        self._at += 1
         low = self._take_while(DIGITS)
         high = self._take_while(DIGITS) if self._take(",") else low
         if not self._take("}"):  # then the brace is an ordinary character

@@ -64,7 +64,7 @@ class RestTable:
         self.classes = [0, 0]
         self._number: dict[tuple[Node | Guards, int], int] = {}
         self._repeats: dict[tuple[Node, int, int | None], Repeat] = {}
-        self._grouped: dict[Choice, tuple[Node, ...]] = {}
+        self._grouped: dict[Choice, list[tuple[Node, ...]]] = {}
         self._opened: dict[tuple[int, Before], Rests] = {}
         self._views: dict[tuple[int, int], int] = {}
         self.root = self.rest(root, END)
@@ -134,8 +134,8 @@ class RestTable:
                     if any(a <= node.low and node.high <= b for a, b in ranges):
                         continue  # x{0,5} holds all of x{0,4}
                     ranges.append((node.low, node.high))
-            options = [(r, guards | more) for r, more in self._ways(node, after, before)]
-            for option in options:
+            for way, more in self._ways(node, after, before):
+                option = (way, guards | more if more else guards)
                 if option not in seen:
                     seen.add(option)
                     todo.append(option)
@@ -151,29 +151,24 @@ class RestTable:
             case Chars():
                 return []
             case Sequence(parts):
-                for part in reversed(parts):
-                    after = self.rest(part, after)
-                return [(after, NO_GUARDS)]
+                return [(self._chain(parts, after), NO_GUARDS)]
             case Choice():
-                options = self._by_first(node)
-                return [(self.rest(option, after), NO_GUARDS) for option in options]
+                return [(self._chain(o, after), NO_GUARDS) for o in self._by_first(node)]
             case Rule():
                 assert node.body is not None, f"rule {node.name} has no body"
                 return [(self.rest(node.body, after), NO_GUARDS)]
             case Repeat(body, low, high):
                 if high == 0 or self._min_length[body] == inf:
                     return [(after, NO_GUARDS)]
-                if is_zero_width(
-                    body, self._zero_width
-                ):  # a look-around holds once or any number of times
-                    low, high = min(low, 1), 1
+                if is_zero_width(body, self._zero_width):
+                    low, high = min(low, 1), 1  # it holds once or any number of times
                 fewer = self._repeat(body, max(low - 1, 0), None if high is None else high - 1)
                 once = (self.rest(body, self.rest(fewer, after)), NO_GUARDS)
                 return [once] if low else [once, (after, NO_GUARDS)]
             case Look():
                 return [(after, guards) for guards in self._open_look(node, before)]
 
-    def _by_first(self, node: Choice) -> tuple[Node, ...]:
+    def _by_first(self, node: Choice) -> list[tuple[Node, ...]]:
         """The options, those that begin alike as one: able|ace|bad is a(?:ble|ce)|bad.
 
         So that a choice among many words leaves few of them after each letter.
@@ -181,30 +176,31 @@ class RestTable:
         known = self._grouped.get(node)
         if known is not None:
             return known
-        alike: dict[Node, list[Node]] = {}
+        alike: dict[Node, list[tuple[Node, ...]]] = {}
         for option in node.options:
-            first = option.parts[0] if isinstance(option, Sequence) and option.parts else option
-            alike.setdefault(self._same.get(first, option), []).append(option)
-        options: list[Node] = []
+            if self._min_length[option] < inf:
+                parts = option.parts if isinstance(option, Sequence) else (option,)
+                if parts and isinstance(parts[0], Chars):
+                    alike.setdefault(self._same[parts[0]], []).append(parts)
+                else:
+                    alike[option] = [parts]
+        grouped = []
         for first, group in alike.items():
             if len(group) == 1:
-                options += group
-                continue
-            tail = Choice(tuple(self._tail(option) for option in group))
-            whole = Sequence((first, tail))
-            self._min_length[whole] = min(self._min_length[option] for option in group)
-            self._min_length[tail] = self._min_length[whole] - 1
-            options.append(whole)
-        self._grouped[node] = tuple(options)
-        return self._grouped[node]
+                grouped += group
+            else:
+                tails = Choice(tuple(self._tail(parts) for parts in group))
+                self._min_length[tails] = min(self._min_length[tail] for tail in tails.options)
+                grouped.append((first, tails))
+        self._grouped[node] = grouped
+        return grouped
 
-    def _tail(self, option: Node) -> Node:
-        """What comes after the first character of an option."""
-        parts = option.parts[1:] if isinstance(option, Sequence) else ()
-        if len(parts) == 1:
-            return parts[0]
-        tail = Sequence(parts)
-        self._min_length[tail] = self._min_length[option] - 1
+    def _tail(self, parts: tuple[Node, ...]) -> Node:
+        """What comes after the first part."""
+        if len(parts) == 2:
+            return parts[1]
+        tail = Sequence(parts[1:])
+        self._min_length[tail] = sum(self._min_length[part] for part in tail.parts)
         return tail
 
     def _flat(self, node: Repeat) -> Repeat:
@@ -281,7 +277,8 @@ class RestTable:
             rest = self.after[rest]
         return nodes, rest
 
-    def _chain(self, nodes: list[Node], after: int) -> int:
+    def _chain(self, nodes: tuple[Node, ...] | list[Node], after: int) -> int:
+        """The rest of these nodes one after the other, with `after` after them."""
         for node in reversed(nodes):
             after = self.rest(node, after)
         return after
