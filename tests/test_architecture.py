@@ -27,9 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"kernels", "parallel"},
     "engine": {
         "config", "sampling", "parallel", "tokenizer", "detokenizer", "chat_template",
-        "kernels", "cache", "models",
+        "kernels", "cache", "fsm", "models",
     },
     "chat": {"config", "sampling", "tokenizer", "chat_template", "models", "engine"},
+    "lang": {"sampling", "chat_template", "engine"},  # the engine: only lang/backends/engine.py
     "__init__": {"config", "sampling", "engine"},
 }  # fmt: skip
 
@@ -86,6 +87,12 @@ def test_imports_point_down(path: Path) -> None:
             )
 
 
+def test_the_language_knows_the_engine_in_one_file_only() -> None:
+    for path in FILES:
+        if room_of_file(path) == "lang" and path != PACKAGE / "lang" / "backends" / "engine.py":
+            assert "engine" not in {room(m) for m in imports(path) if top(m) == "minisgl"}, path
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_third_parties_stay_in_their_rooms(path: Path) -> None:
     here = room_of_file(path)
@@ -97,7 +104,7 @@ def test_third_parties_stay_in_their_rooms(path: Path) -> None:
         assert path.name == "dispatch.py", "`from minisgl.kernels.dispatch import tl, triton`"
     if here == "fsm":
         assert outside <= {"numpy"}, "fsm is usable alone"
-    if here in ("config", "sampling") or path.name == "radix_cache.py":
+    if here in ("config", "sampling", "lang") or path.name == "radix_cache.py":
         assert outside == set(), f"{here} is stdlib only"
 
 

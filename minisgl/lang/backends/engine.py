@@ -1,0 +1,194 @@
+"""`EngineBackend`: programs on an engine in the same process, without a server between them.
+
+The language is about text and the engine about tokens, and here text becomes tokens: the whole text
+of a stream anew for each call.  What the engine has computed it finds again by the tokens, in its
+radix tree; so a text is always read as the model would read it whole, and a `gen` or a `select` is
+exact where a token goes across the border between the program's words and the model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+from minisgl.engine.engine import Engine
+from minisgl.engine.output import Completion, TokenLogprob
+from minisgl.engine.scoring import join
+from minisgl.lang.backends.base import Answer, Backend
+from minisgl.lang.chat_format import ChatFormat
+from minisgl.lang.choices import Tokens
+from minisgl.lang.context import Context
+from minisgl.sampling import SamplingParams
+
+__all__ = ["Engine", "EngineBackend", "Runtime"]
+
+_chat_format = lru_cache(maxsize=8)(ChatFormat)  # of an engine's one template
+
+
+class EngineBackend(Backend):
+    """Programs run on `engine`.
+
+    Raises:
+        ValueError: it is no engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine):
+            raise ValueError(f"backend={engine!r}: give an Engine, a Runtime or another Backend")
+        self.engine = engine
+
+    @property
+    def name(self) -> str:
+        """As it was given, or "the embedded model"."""
+        return self.engine.config.model or "the embedded model"
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The layout of the model's own template; ValueError if it has none."""
+        return _chat_format(self.engine.chat_template)
+
+    async def generate(self, context: Context, params: SamplingParams) -> list[Answer]:
+        """See `Backend`."""
+        ids = await asyncio.to_thread(self._encode, context)
+        done = await self.engine.agenerate(ids, params)
+        return [self._answer(c) for c in (done if isinstance(done, list) else [done])]
+
+    async def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
+        """See `Backend`."""
+        ids = await asyncio.to_thread(self._encode, context)
+        tokens = 0
+        async for chunk in self.engine.astream(ids, params):
+            tokens += len(chunk.token_ids)
+            if chunk.completion is not None:
+                yield self._answer(chunk.completion, chunk.text)
+            else:
+                so_far = {"prompt_tokens": len(ids), "completion_tokens": tokens}
+                yield Answer(chunk.text, {**so_far, "finish_reason": None})
+
+    async def score(
+        self, context: Context, choices: Sequence[str], *, unconditional: bool
+    ) -> tuple[list[Tokens], list[Tokens] | None]:
+        """See `Backend`.
+
+        All choices are one submission, so one step sees them all: what they have in common, the
+        context and beginnings of their own, is computed once, as a tree of tokens.
+        """
+        joined = await asyncio.to_thread(self._join, context, choices)
+        inside = await self._score([ids for ids, _ in joined], [start for _, start in joined])
+        if not unconditional:
+            return inside, None
+        alone = [[token[1] for token in tokens] for tokens in inside]
+        return inside, await self._score(alone, [0] * len(alone))
+
+    async def cache_prefix(self, context: Context) -> None:
+        """See `Backend`."""
+        await self.generate(context, SamplingParams(max_tokens=0))
+
+    def flush_cache(self) -> bool:
+        """See `Backend`."""
+        return self.engine.flush_cache()
+
+    def info(self) -> dict[str, Any]:
+        """See `Backend`."""
+        return {"model": self.name, **asdict(self.engine.config), **asdict(self.engine.stats())}
+
+    # ------------------------------------------------------------------ text and tokens
+
+    def _encode(self, context: Context) -> list[int]:
+        return self._ids(context.text, context.quoted)
+
+    def _ids(self, text: str, quoted: Sequence[tuple[int, int]]) -> list[int]:
+        tokenizer = self.engine.tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False, as_text=quoted)
+        bos = tokenizer.bos_token_id
+        if bos is not None and tokenizer.adds_bos and ids[:1] != [bos]:
+            ids.insert(0, bos)  # unless the chat template has printed it
+        return ids
+
+    def _join(self, context: Context, choices: Sequence[str]) -> list[tuple[list[int], int]]:
+        """(ids of context and choice, where the scored ones begin) of each."""
+        size = len(context.text)
+
+        def encode(text: str) -> list[int]:
+            said = context.quoted
+            if context.role is not None and len(text) > size:
+                said = (*said, (size, len(text)))
+            return self._ids(text, said)
+
+        return join(encode, context.text, choices)
+
+    async def _score(self, prompts: Sequence[list[int]], starts: Sequence[int]) -> list[Tokens]:
+        params = [SamplingParams(max_tokens=0, prompt_logprobs_from=start) for start in starts]
+        done = await self.engine.agenerate(prompts, params)
+        assert isinstance(done, list)
+        return [
+            # nothing comes before the first token of all, so nothing is known of it
+            [self._token(ids[0], None)] * (start == 0) + self._tokens(c.prompt_logprobs)
+            for c, ids, start in zip(done, prompts, starts, strict=True)
+        ]
+
+    # ------------------------------------------------------------------ what is told of an answer
+
+    def _answer(self, completion: Completion, text: str | None = None) -> Answer:
+        """With the same meta data as in the server's replies."""
+        c = completion
+        meta: dict[str, Any] = {
+            "id": c.request_id,
+            "prompt_tokens": c.prompt_tokens,
+            "cached_tokens": c.cached_tokens,
+            "completion_tokens": c.completion_tokens,
+            "completion_tokens_wo_jump_forward": c.forward_passes,
+            "finish_reason": _finish_reason(c),
+        }
+        if c.prompt_logprobs is not None:
+            meta["input_token_logprobs"] = self._tokens(c.prompt_logprobs)
+            meta["input_top_logprobs"] = self._top(c.prompt_logprobs)
+        if c.logprobs is not None:
+            meta["output_token_logprobs"] = self._tokens(c.logprobs)
+            meta["output_top_logprobs"] = self._top(c.logprobs)
+        return Answer(c.text if text is None else text, meta)
+
+    def _tokens(self, told: Sequence[TokenLogprob | None] | None) -> list[list[Any]]:
+        return [self._token(t.token_id, t.logprob) for t in told or () if t is not None]
+
+    def _top(self, told: Sequence[TokenLogprob | None]) -> list[list[list[Any]]]:
+        return [[self._token(i, lp) for i, lp in t.top] for t in told if t is not None]
+
+    def _token(self, token_id: int, logprob: float | None) -> list[Any]:
+        text = self.engine.tokenizer.token_bytes(token_id).decode("utf-8", errors="replace")
+        return [logprob, token_id, text]
+
+
+class Runtime(EngineBackend):
+    """An engine of its own, for programs: `set_default_backend(Runtime(model_path="..."))`.
+
+    Args:
+        model_path: as for `Engine`; None: the embedded model.
+        **settings: the fields of `EngineConfig`.
+    """
+
+    def __init__(self, model_path: str | None = None, **settings: Any) -> None:
+        super().__init__(Engine(model_path, **settings))
+
+    def shutdown(self) -> None:
+        """Close the engine; programs that still run end with an `EngineError`."""
+        self.engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _finish_reason(completion: Completion) -> dict[str, Any]:
+    match completion.finish_reason:
+        case "stop":
+            return {"type": "stop", "matched": completion.stop_match}
+        case "length":
+            return {"type": "length", "length": completion.completion_tokens}
+        case "abort":
+            return {"type": "abort", "message": "the request was aborted"}

@@ -1,0 +1,202 @@
+"""`Function`: a program, and the ways of running it.
+
+@function
+def qa(s, question):
+    s += "Q: " + question + "\\nA:" + gen("answer")
+
+qa.run("Why is the sky blue?", temperature=0)["answer"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
+
+from minisgl.lang.backends import as_backend
+from minisgl.lang.backends.base import Backend
+from minisgl.lang.background import background
+from minisgl.lang.batch import run_all
+from minisgl.lang.config import global_config
+from minisgl.lang.interpreter import StreamExecutor
+from minisgl.lang.prefix import constant_prefix
+from minisgl.lang.program import Program
+from minisgl.lang.run import Run
+from minisgl.lang.settings import is_setting, settings
+from minisgl.lang.state import ProgramState
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WORTH_CACHING = 64  # characters of a constant prefix
+
+
+class Function(Generic[P, R]):
+    """A program: a Python function whose first argument is its state.
+
+    Args:
+        bound: arguments that are given already.
+    """
+
+    def __init__(
+        self,
+        func: Callable[Concatenate[ProgramState, P], R],
+        *,
+        bound: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.bound = dict(bound or {})
+        self._signature = _own_signature(func)
+        update_wrapper(self, func)
+
+    def run(
+        self, *args: Any, backend: Any = None, stream: bool = False, **arguments: Any
+    ) -> ProgramState:
+        """Run the program to its end; with `stream=True`, start it and return at once.
+
+        Args:
+            backend: an `Engine`, a `Runtime` or another backend; None: the default one.
+            stream: read it while it runs, with `text_iter` and the like.
+            *args, **arguments: the program's own arguments; and settings of its gens, by the fields
+                of `SamplingParams` or SGLang's names for them (`max_new_tokens`), which hold where
+                a gen does not say otherwise.  A name that the program itself has is the program's.
+
+        Raises:
+            TypeError: the arguments don't fit the program; so it is with an unknown setting.
+            BaseException: what went wrong in the program; when streaming, whoever reads gets it.
+        """
+        own, given = self._split(arguments)
+        run = self._prepare(args, own, given, as_backend(backend), is_streaming=stream)
+        if stream:
+            run.start()
+        else:
+            run.execute()
+            run.state.sync()
+        return run.state
+
+    __call__ = run
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        backend: Any = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_exceptions: bool = False,
+        **given: Any,
+    ) -> Any:
+        """Run the program once for each item, all of them together.
+
+        A program that fails stops none of the others.
+
+        Args:
+            batch_kwargs: the arguments of each run: a dict by name, or a tuple.
+            num_threads: how many of the functions run at a time; "auto": 96, or 16 for each core if
+                that is more.  A program that only waits for its last generations needs no thread.
+            progress_bar: count the programs that are done, on stderr.
+            generator_style: give an iterator instead of a list: each state as soon as it, and all
+                before it, are done.  Leaving it early ends the others.
+            return_exceptions: what a program fails with stands in the place of its state; if False,
+                the first such error is raised, after all the others are done.
+            **given: settings, as for `run`.
+
+        Returns:
+            The states, in the order of `batch_kwargs`.
+        """
+        strange = [name for name in given if not is_setting(name)]
+        if strange:
+            raise TypeError(f"run_batch() has no argument {strange[0]!r}, and it is no setting")
+        chosen = as_backend(backend)
+        runs = [self._prepare(*_arguments(item), given, chosen) for item in batch_kwargs]
+        if len(runs) > 1 and global_config.enable_precache_with_tracing:
+            with contextlib.suppress(Exception):  # what is wrong, the programs will say
+                self.cache(chosen)
+        states = run_all(
+            runs,
+            num_threads=num_threads,
+            progress_bar=progress_bar,
+            return_exceptions=return_exceptions,
+        )
+        return states if generator_style else list(states)
+
+    def bind(self, **arguments: Any) -> Function[..., R]:
+        """The same program with some arguments given.
+
+        Raises:
+            ValueError: the program has no such argument.
+        """
+        for name in arguments:
+            if name not in self._signature.parameters:
+                raise ValueError(f"{self} has no argument {name!r}")
+        return Function(self.func, bound={**self.bound, **arguments})
+
+    def cache(self, backend: Any = None) -> str:
+        """Compute what the program says before it needs an argument or a model, and keep it.
+
+        The function is run on arguments that stand for nothing, until it needs one.
+
+        Returns:
+            The text; "" if it is too short to be worth it.
+        """
+        chosen = as_backend(backend)
+        prefix = constant_prefix(self.func, self._signature, self.bound, chosen)
+        if len(prefix.text) < WORTH_CACHING:
+            return ""
+        background.start(chosen.cache_prefix(prefix)).result()
+        return prefix.text
+
+    pin = cache
+
+    def _prepare(
+        self,
+        args: tuple[Any, ...],
+        own: Mapping[str, Any],
+        given: Mapping[str, Any],
+        backend: Backend,
+        *,
+        is_streaming: bool = False,
+    ) -> Run:
+        try:
+            arguments = self._signature.bind(*args, **{**own, **self.bound})
+        except TypeError as error:
+            raise TypeError(f"{self}: {error}") from None
+        program = Program(backend, settings(given), is_streaming)
+        state = ProgramState(StreamExecutor(program), until_return=is_streaming)
+        return Run(self.func, state, arguments)
+
+    def _split(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The program's own arguments, and settings."""
+        own: dict[str, Any] = {}
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():
+            is_own = name in self._signature.parameters or not is_setting(name)
+            (own if is_own else given)[name] = value
+        return own, given
+
+    def __str__(self) -> str:
+        return f"program {self.func.__name__}{self._signature}"
+
+
+def _own_signature(func: Callable[..., Any]) -> inspect.Signature:
+    """The signature of `func` without its state."""
+    signature = inspect.signature(func)
+    parameters = list(signature.parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise ValueError(f"a program's first argument is its state: def {func.__name__}(s, ...)")
+    return signature.replace(parameters=parameters[1:])
+
+
+def _arguments(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of one run of a batch, by position and by name."""
+    if isinstance(item, Mapping):
+        return (), item
+    if isinstance(item, (list, tuple)):
+        return tuple(item), {}
+    raise ValueError(f"batch item {item!r}: give a dict of the program's arguments, or a tuple")

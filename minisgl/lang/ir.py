@@ -1,0 +1,191 @@
+"""The intermediate representation: what a program can put into its stream, as frozen values.
+
+    s += "Q: " + question + "\\nA:" + gen("answer", stop="\\n")
+         Chain((Text("Q: ..."), Text("\\nA:"), Gen("answer", {"stop": ("\\n",)})))
+
+A node says what is to happen and does nothing; `interpreter.py` makes it happen.  Nodes add up to a
+`Chain`, from either side and with plain strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+if TYPE_CHECKING:
+    from minisgl.lang.choices import ChoicesSamplingMethod
+
+# Bounded, so that a model which never stops is stopped: all fit in the default `max_tokens`, since
+# a token has at least one character.  The blanks let a model end a number the way it ends a word.
+REGEX_INT = r"[-+]?[0-9]{1,18}[ \n]{0,2}"
+REGEX_FLOAT = r"[-+]?[0-9]{0,18}\.?[0-9]{1,18}[ \n]{0,2}"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r'"([^"\\\x00-\x1f]|\\["\\/bfnrt]){0,100}"'  # a JSON string
+REGEX_STRING = REGEX_STR  # its name in SGLang's first versions
+
+
+class Expr:
+    """Whatever can be added to a state: a node, or a chain of nodes."""
+
+    def __add__(self, other: object) -> Chain:
+        return Chain(nodes(self) + nodes(other))
+
+    def __radd__(self, other: object) -> Chain:
+        return Chain(nodes(other) + nodes(self))
+
+
+@dataclass(frozen=True)
+class Text(Expr):
+    """A constant."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Gen(Expr):
+    """The model goes on from here; the answer joins the text and becomes the variable `name`.
+
+    settings: fields of `SamplingParams` that this call sets, over those of the run.
+    parse: what makes the variable's value of the answer's text; None: it is the text.
+    """
+
+    name: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    parse: Callable[[str], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    """The choice that the model finds likeliest; it joins the text and becomes `name`.
+
+    temperature: 0 takes the best; above it, choices are drawn by their scores.
+    """
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesSamplingMethod
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Image(Expr):
+    """A picture: a path, a URL, the bytes of a file, or a `PIL.Image`."""
+
+    source: Any
+
+
+@dataclass(frozen=True)
+class Video(Expr):
+    """`num_frames` pictures of the video in a file."""
+
+    path: str
+    num_frames: int
+
+
+@dataclass(frozen=True)
+class RoleBegin(Expr):
+    """`role` begins to speak."""
+
+    role: str
+
+
+@dataclass(frozen=True)
+class RoleEnd(Expr):
+    """`role` has spoken: what it said is a message."""
+
+    role: str
+
+
+@dataclass(frozen=True)
+class ScopeBegin(Expr):
+    """The variable `name` is the text from here ..."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ScopeEnd(Expr):
+    """... to here."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Argument(Expr):
+    """Stands for an argument of a program that is looked at before it has any (`prefix.py`)."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self._refuse()
+
+    def __format__(self, _: str) -> str:
+        return self._refuse()
+
+    def __len__(self) -> int:
+        return self._refuse()
+
+    def __bool__(self) -> bool:
+        return self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __getitem__(self, _: object) -> NoReturn:
+        self._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what Python itself asks, to find out what this is
+            raise AttributeError(name)
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise DataDependence(f"argument {self.name!r} has no value before the program runs")
+
+
+class DataDependence(BaseException):
+    """A program that is looked at before it runs needs a value that only a run has.
+
+    No `Exception`, so that no `except` of the program takes it for its own.
+    """
+
+
+Node: TypeAlias = (
+    Text | Gen | Select | Image | Video | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Argument
+)
+
+
+@dataclass(frozen=True)
+class Chain(Expr):
+    """Nodes, one after another."""
+
+    nodes: tuple[Node, ...]
+
+
+def nodes(value: object) -> tuple[Node, ...]:
+    """What can be added to a state, as its nodes.
+
+    >>> nodes("a" + Gen("x") + "b")
+    (Text(text='a'), Gen(name='x', settings=mappingproxy({}), parse=None), Text(text='b'))
+
+    Raises:
+        ValueError: None, which is what a function without `return` gives.
+        TypeError: anything else that is no text and no expression.
+    """
+    match value:
+        case str():
+            return (Text(str(value)),)
+        case Chain():
+            return value.nodes
+        case Expr():
+            return (value,)  # type: ignore[return-value]  # every other Expr is a Node
+        case None:
+            raise ValueError("None can't be added to a program's text: give text, gen(...), ...")
+        case _:
+            raise TypeError(
+                f"{value!r} can't be added to a program's text: give a string (str(...) makes one) "
+                "or gen(...), select(...), image(...), user(...) and the like"
+            )

@@ -1,0 +1,95 @@
+"""`Outline`: what a program has written into a stream, which may be ahead of what has run.
+
+Roles, scopes and names follow from the program's words alone.  So what is wrong with them is raised
+where it was written, and not when its turn comes.
+"""
+
+from __future__ import annotations
+
+from minisgl.lang import ir
+from minisgl.lang.changes import Changes
+from minisgl.lang.program import Program
+from minisgl.lang.variables import Variable
+
+
+class Outline:
+    """The names of a stream, and who is speaking.
+
+    Attributes:
+        variables: by name, in the order of the program; later ones replace earlier ones.
+    """
+
+    def __init__(self, program: Program, changes: Changes) -> None:
+        self.variables: dict[str, Variable] = {}
+        self._program = program
+        self._changes = changes
+        self._role: str | None = None
+        self._scopes: list[str] = []  # that have not ended
+        self._counts: dict[str, int] = {}  # of names given here
+
+    def branch(self, changes: Changes) -> Outline:
+        """Of a stream that goes on from here."""
+        other = Outline(self._program, changes)
+        other.variables = dict(self.variables)
+        other._role = self._role
+        other._counts = dict(self._counts)
+        return other
+
+    def add(self, node: ir.Node) -> Variable | None:
+        """One more; the variable that it will set.
+
+        Raises:
+            ValueError, TypeError: it can't stand here.
+        """
+        match node:
+            case ir.Gen():
+                self._require_role("gen")
+                self._program.params(node)  # refuses settings that don't go together
+                return self._declare(node.name, "gen")
+            case ir.Select():
+                self._require_role("select")
+                return self._declare(node.name, "select")
+            case ir.ScopeBegin(name):
+                self._scopes.append(name)  # a variable only at its end: nobody waits inside for it
+            case ir.ScopeEnd(name):
+                if self._scopes[-1:] != [name]:
+                    raise ValueError(f"the scope of {name!r} ends, but is not the last that began")
+                self._scopes.pop()
+                return self._declare(name, "scope")
+            case ir.RoleBegin() | ir.RoleEnd():
+                self._change_role(node)
+            case ir.Text(text):
+                if text.strip():
+                    self._require_role(f"the text {text[:40]!r}")
+            case ir.Image() | ir.Video():
+                if not self._program.backend.can_see:
+                    raise ValueError(f"this model can't see: {self._program.backend.name}")
+            case ir.Argument(name):
+                raise TypeError(f"argument {name!r} has no value: it only stands for one")
+        return None
+
+    def _change_role(self, node: ir.RoleBegin | ir.RoleEnd) -> None:
+        begins, role = isinstance(node, ir.RoleBegin), node.role
+        if begins and self._role is not None:
+            raise ValueError(f"role {role!r} begins, but {self._role!r} is still speaking")
+        if not begins and self._role != role:
+            raise ValueError(f"role {role!r} ends, but {self._role or 'nobody'!r} is speaking")
+        self._role = role if begins else None
+
+    def _require_role(self, what: str) -> None:
+        backend = self._program.backend
+        if backend.needs_roles and self._role is None:
+            raise ValueError(
+                f"{what} stands outside of any role, and {backend.name} understands conversations "
+                'only: put it into system(...), user(...) or assistant(...), or "with s.user():"'
+            )
+
+    def _declare(self, name: str | None, kind: str) -> Variable:
+        if name is None:
+            count = self._counts.get(kind, 0)
+            self._counts[kind] = count + 1
+            name = f"{kind}_{count}"
+        variable = Variable(name, self._changes)
+        with self._changes:
+            self.variables[name] = variable
+        return variable
