@@ -116,13 +116,27 @@ class ByteAutomaton:
         Making one may replace `table` by a larger one: read it afterwards.
         """
         rows = self._row[states]
-        missing = states[rows < 0]
-        if len(missing):
+        if rows.min(initial=0) < 0:
             with self.lock:
-                for state in np.unique(missing).tolist():
+                for state in np.unique(states[rows < 0]).tolist():
                     self._make_row(state)
             rows = self._row[states]
         return rows
+
+    def all_states(self) -> list[int]:
+        """Every state that some bytes lead to, the dead one aside; there may be very many.
+
+        Raises:
+            TooComplexError: also a ValueError: more than the budget.
+        """
+        done: set[int] = {0}
+        ahead = np.array([self.start], np.int32)
+        while len(ahead):
+            done.update(ahead.tolist())
+            rows = self.rows(ahead)  # subtle: may replace the table
+            following = np.unique(self.table[rows])
+            ahead = np.array([s for s in following.tolist() if s not in done], np.int32)
+        return sorted(done - {0})
 
     def _make_row(self, state: int) -> None:
         chars, within = self._keys[state]

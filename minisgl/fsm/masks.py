@@ -10,13 +10,14 @@ from minisgl.fsm.compressed import forced
 from minisgl.fsm.vocab_index import VocabIndex
 
 FINISHED = 0  # the state after a stop id, from which nothing goes on
+REACHES = (6, 20)  # characters ahead that are compared before as many as the longest token has
 
 
 class Masks:
     """The masks of a pattern's states over a vocabulary, each made when it is first asked for.
 
-    Two states whose next bytes are the same, as far as the longest token reaches, have the same
-    mask; so `.{0,500}` has as many as the longest token has bytes, and not 500.
+    Two states whose next characters are the same, as far as the tokens that are allowed there go,
+    have the same mask; so `.{0,500}` has as many as the longest token has bytes, and not 500.
 
     Args:
         automaton: of the pattern.
@@ -33,7 +34,8 @@ class Masks:
         self.stop_ids = stop_ids
         self._row: dict[int, int] = {}
         self._generation = vocab.generation
-        self._row_of_view: dict[object, int] = {}
+        self._row_of_view: dict[tuple[int, object], int] = {}
+        self._reaches = [reach for reach in REACHES if reach < vocab.reach] + [vocab.reach]
         self._after: dict[tuple[int, int], int | None] = {}
         self._forced: dict[int, tuple[bytes, int]] = {}
         self._must_end: dict[int, bool] = {}
@@ -56,13 +58,16 @@ class Masks:
         vocab, automaton = self.vocab, self.automaton
         if state == FINISHED:
             return vocab.row(vocab.pack(vocab.no_ids, self.stop_ids, is_complete=False))
-        view = automaton.view(state, vocab.reach)
-        row = self._row_of_view.get(view)
-        if row is None:
-            ids = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
-            is_complete = automaton.accepts(state)
-            row = vocab.row(vocab.pack(ids, self.stop_ids, is_complete=is_complete))
-            self._row_of_view[view] = row
+        for reach in self._reaches:
+            row = self._row_of_view.get((reach, automaton.view(state, reach)))
+            if row is not None:
+                return row
+        ids, seen = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
+        is_complete = automaton.accepts(state)
+        row = vocab.row(vocab.pack(ids, self.stop_ids, is_complete=is_complete))
+        # Most walks end early, and nothing that they didn't see makes a difference.
+        reach = next(r for r in self._reaches if r >= min(seen, vocab.reach))
+        self._row_of_view[reach, automaton.view(state, reach)] = row
         return row
 
     def after(self, state: int, token: int) -> int | None:

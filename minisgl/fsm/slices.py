@@ -39,7 +39,8 @@ class Slice:
     at: Int = field(repr=False)  # where, in all bytes, that byte stands
     chars: Int = field(repr=False)  # [groups]
     byte: Int = field(repr=False)  # [groups]
-    first: Int = field(repr=False)  # [groups + 1] where in `rest` each group begins
+    first: Int = field(repr=False)  # [groups] where in `rest` each begins
+    size: Int = field(repr=False)  # [groups]
 
 
 class TokenChars:
@@ -93,7 +94,7 @@ class TokenChars:
         group = count[rest] * 256 + self._bytes[self._start[rest] + offset[rest]]
         order = np.argsort(group, kind="stable")
         rest = rest[order]
-        groups, first = np.unique(group[order], return_index=True)
+        groups, first, size = np.unique(group[order], return_index=True, return_counts=True)
         return Slice(
             whole=self._ids[whole],
             num_whole=np.searchsorted(count[whole], np.arange(longest + 1), side="right"),
@@ -102,11 +103,12 @@ class TokenChars:
             at=self._start[rest] + offset[rest],
             chars=groups // 256,
             byte=groups % 256,
-            first=np.append(first, len(rest)),
+            first=first,
+            size=size,
         )
 
-    def walk(self, automaton: ByteAutomaton, state: int) -> Int | None:
-        """The tokens that may come next, if the state is a wide one; else None."""
+    def walk(self, automaton: ByteAutomaton, state: int) -> tuple[Int, int] | None:
+        """The tokens that may come next, and how far the walk saw; None if no edge is wide."""
         if not automaton.starts_character(state):
             return None
         chars = automaton.chars_of(state)
@@ -130,24 +132,27 @@ class TokenChars:
         most = len(chain) - 1  # so many characters of the set may follow
         allowed = piece.whole[: piece.num_whole[min(most, piece.longest)]]
         along = np.array([automaton.state_of(c) for c in chain], np.int32)
-        return np.concatenate([allowed, *self._walk_rest(automaton, along, piece)])
+        levels = list(self._walk_rest(automaton, along, piece))
+        return np.concatenate([allowed, *levels]), min(most, piece.longest) + 1 + len(levels)
 
     def _walk_rest(self, automaton: ByteAutomaton, along: Int32, piece: Slice) -> Iterator[Int]:
         """Which of the other tokens live on, from the states along the chain."""
         stop = int(np.searchsorted(piece.chars, len(along)))
         rows = automaton.rows(along)
         states = automaton.table[rows[piece.chars[:stop]], piece.byte[:stop]]
-        groups = np.flatnonzero(states)  # few: nearly all end at their first byte
-        members, of = spread(piece.first[groups], np.diff(piece.first)[groups])
-        tokens, at, states = piece.rest[members], piece.at[members] + 1, states[groups][of]
+        groups = states.nonzero()[0]  # few: nearly all end at their first byte
+        counts = piece.size[groups]
+        members = spread(piece.first[groups], counts)
+        tokens, at = piece.rest[members], piece.at[members] + 1
+        states = np.repeat(states[groups], counts)
         while len(tokens):
             done = at == self._end[tokens]
             yield tokens[done]
-            going = np.flatnonzero(~done)
+            going = (~done).nonzero()[0]
             tokens, at, states = tokens[going], at[going], states[going]
             rows = automaton.rows(states)
             states = automaton.table[rows, self._bytes[at]]
-            alive = np.flatnonzero(states)
+            alive = states.nonzero()[0]
             tokens, at, states = tokens[alive], at[alive] + 1, states[alive]
 
 
@@ -159,13 +164,12 @@ def _readable(data: bytes) -> str:
         return data[: error.start].decode()
 
 
-def spread(firsts: Int, counts: Int) -> tuple[Int, Int]:
-    """All members of stretches of numbers, and for each which stretch it is of.
+def spread(firsts: Int, counts: Int) -> Int:
+    """All members of stretches of numbers.
 
-    >>> [a.tolist() for a in spread(np.array([5, 9]), np.array([3, 1]))]
-    [[5, 6, 7, 9], [0, 0, 0, 1]]
+    >>> spread(np.array([5, 9]), np.array([3, 1])).tolist()
+    [5, 6, 7, 9]
     """
-    ends = np.cumsum(counts)
+    ends = counts.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    of = np.repeat(np.arange(len(counts)), counts)
-    return (firsts - (ends - counts))[of] + np.arange(total), of
+    return np.repeat(firsts - ends + counts, counts) + np.arange(total)

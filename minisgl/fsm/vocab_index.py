@@ -136,25 +136,30 @@ class VocabIndex:
 
     # ------------------------------------------------------------------ masks
 
-    def walk(self, automaton: ByteAutomaton, state: int) -> Int:
-        """The ids of the tokens that may come next, in no order; of equal tokens one."""
+    def walk(self, automaton: ByteAutomaton, state: int) -> tuple[Int, int]:
+        """The ids of the tokens that may come next, in no order; of equal tokens one.
+
+        And how many characters the walk saw: states that differ further on have the same tokens.
+        """
         wide = self._chars.walk(automaton, state)
         if wide is not None:
             return wide
-        return np.concatenate([self.no_ids, *self._levels(automaton, state, 0)])
+        levels = list(self._levels(automaton, state, 0))
+        return np.concatenate([self.no_ids, *levels]), len(levels)
 
     def _levels(self, automaton: ByteAutomaton, state: int, node: int) -> Iterator[Int]:
         """The ids of the tokens below a node that live on, from the state there: level by level."""
         nodes, states = np.array([node], np.int64), np.array([state], np.int32)
         while len(nodes):
             rows = automaton.rows(states)
-            nodes, parents = spread(self._first_child[nodes], self._num_children[nodes])
-            states = automaton.table[rows[parents], self._byte[nodes]]
-            alive = np.flatnonzero(states)
+            counts = self._num_children[nodes]
+            nodes = spread(self._first_child[nodes], counts)
+            states = automaton.table[np.repeat(rows, counts), self._byte[nodes]]
+            alive = states.nonzero()[0]
             nodes, states = nodes[alive], states[alive]
             ids = self._token[nodes]
             yield ids[ids >= 0]
-            inner = np.flatnonzero(self._num_children[nodes])
+            inner = self._num_children[nodes].nonzero()[0]
             nodes, states = nodes[inner], states[inner]
 
     def allows_longer(

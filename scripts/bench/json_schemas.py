@@ -1,0 +1,120 @@
+"""How much of JSON Schema is right: every group of a directory of the JSON-Schema-Test-Suite.
+
+    pip download --no-deps --no-binary :all: jsonschema   # its source holds the suite
+    python -m scripts.bench.json_schemas jsonschema-4.26.0/json/tests/draft2020-12 [--show wrong]
+
+A group is a schema with instances that are valid by it and instances that aren't.  It is *right*
+if each valid instance is one that a guided model can write, and no invalid one is; *refused* if
+compiling names what can't be enforced; else *wrong*.  An instance is taken in the form in which a
+model would write it: the properties in the schema's order, 1.0 as 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minisgl.fsm import ByteAutomaton, compile_json_schema
+
+VERDICTS = ("right", "refused", "wrong")
+
+
+def names_in(schema: Any) -> Iterator[str]:
+    """The names of properties, in the order in which a schema gives them."""
+    if isinstance(schema, dict):
+        for keyword, value in schema.items():
+            if keyword == "properties" and isinstance(value, dict):
+                yield from value
+            if keyword == "required" and isinstance(value, list):
+                yield from (name for name in value if isinstance(name, str))
+            yield from names_in(value)
+    elif isinstance(schema, list):
+        for item in schema:
+            yield from names_in(item)
+
+
+def canonical(value: Any, place: dict[str, int]) -> Any:
+    """The value as a guided model would write it."""
+    match value:
+        case dict():
+            names = sorted(value, key=lambda name: place.get(name, len(place)))
+            return {name: canonical(value[name], place) for name in names}
+        case list():
+            return [canonical(item, place) for item in value]
+        case float():
+            return int(value) if value.is_integer() and abs(value) < 1e16 else value
+    return value
+
+
+def accepts(automaton: ByteAutomaton, value: Any, place: dict[str, int]) -> bool:
+    """Whether one of the usual ways to write the value is allowed."""
+    forms = [
+        json.dumps(form, ensure_ascii=ascii_only)
+        for form in (canonical(value, place), value)
+        for ascii_only in (True, False)
+    ]
+    return any(
+        automaton.accepts(automaton.walk(automaton.start, form.encode()))
+        for form in forms
+        if not re.search(r"[\ud800-\udfff]", form)
+    )
+
+
+def judge(schema: Any, tests: list[dict[str, Any]]) -> tuple[str, str]:
+    """The verdict, and what was refused or wrong."""
+    try:
+        automaton = compile_json_schema(schema)
+    except ValueError as error:
+        if "no text matches" in str(error) and not any(test["valid"] for test in tests):
+            return "right", ""
+        return "refused", re.sub(r"^JSON schema(, at \S+)?: ", "", str(error))
+    names = list(dict.fromkeys(names_in(schema)))
+    place = {name: i for i, name in enumerate(names)}
+    for test in tests:
+        if accepts(automaton, test["data"], place) != test["valid"]:
+            form = json.dumps(test["data"])
+            return "wrong", f"{form[:100]} is {'valid' if test['valid'] else 'invalid'}"
+    return "right", ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--show", choices=VERDICTS, action="append", default=[])
+    args = parser.parse_args()
+    files = sorted(args.directory.glob("*.json"))
+    if not files:
+        parser.error(f"no .json files in {args.directory}")
+    by_keyword: dict[str, Counter[str]] = {}
+    reasons: Counter[str] = Counter()
+    slowest = (0.0, "")
+    for file in files:
+        count = by_keyword.setdefault(file.stem, Counter())
+        for group in json.loads(file.read_text(encoding="utf-8")):
+            start = time.perf_counter()
+            verdict, why = judge(group["schema"], group["tests"])
+            slowest = max(slowest, (time.perf_counter() - start, group["description"]))
+            count[verdict] += 1
+            if verdict == "refused":
+                reasons[why[:60]] += 1
+            if verdict in args.show:
+                print(f"{verdict}: {file.stem}: {group['description']}: {why}")
+                print("   ", json.dumps(group["schema"])[:300])
+    print(f"\n{'keyword':24}" + "".join(f"{verdict:>9}" for verdict in VERDICTS))
+    for keyword, count in by_keyword.items():
+        print(f"{keyword:24}" + "".join(f"{count[verdict]:9}" for verdict in VERDICTS))
+    total = sum(by_keyword.values(), Counter())
+    print(f"{'all':24}" + "".join(f"{total[verdict]:9}" for verdict in VERDICTS))
+    print(f"\nslowest group: {slowest[0] * 1e3:.0f} ms, {slowest[1]}\nrefused most:")
+    for reason, times in reasons.most_common(20):
+        print(f"{times:5} {reason}")
+
+
+if __name__ == "__main__":
+    main()
