@@ -72,6 +72,10 @@ class EngineConfig:
     max_cached_tokens: int | None = None
     """Most tokens of finished requests to keep; None: as many as the pool has room for."""
 
+    jump_forward: bool = True
+    """Compute the tokens of text that a pattern forces in one forward pass (paper section 4);
+    False: one pass for each, with the same answers."""
+
     decode_workspace: bool = True
     """On a CPU, keep running requests' KV contiguous as well (docs/decisions.md)."""
 

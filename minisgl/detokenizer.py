@@ -73,9 +73,13 @@ class Detokenizer:
 
         `may_stop`: look for stop strings in what is added; False: whatever it is, it is text.
         """
+        return self.push_bytes(self._bytes.push(ids), may_stop=may_stop)
+
+    def push_bytes(self, data: bytes, *, may_stop: bool = True) -> str:
+        """`push`, for text that comes as such: bytes in UTF-8, perhaps part of a character."""
         if self.stopped is not None:
             return ""
-        new = self._characters.decode(self._bytes.push(ids))
+        new = self._characters.decode(data)
         return self._read(new) if may_stop else self._send(self._held + new, hold="")
 
     def finish(self) -> str:

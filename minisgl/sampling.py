@@ -7,9 +7,11 @@ in the vocabulary, the answer must fit the context), which the engine does at it
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 MOST_LOGPROBS = 20  # likeliest tokens that `logprobs` may ask for, as in OpenAI's API
 MOST_PENALTY = 2.0  # frequency and presence penalties lie in [-2, 2], and
@@ -90,6 +92,18 @@ class SamplingParams:
     no_stop_trim: bool = False
     """Keep what ended the answer, stop string or stop token, at the end of its text."""
 
+    regex: str | None = None
+    """The answer matches this pattern, from its first character to its last (Python's syntax, see
+    `minisgl.fsm`).  One that `max_tokens` or a stop string cuts off is the beginning of a match."""
+
+    json_schema: Any = None
+    """The answer is JSON that is valid by this schema: a dict, JSON text of one, True for any JSON,
+    a dataclass or a pydantic model."""
+
+    json_space: int = 32
+    """With `json_schema`: how many characters of white space may stand where JSON allows any; 0 is
+    the compact form.  Without a bound a model may write spaces for ever."""
+
     logprobs: int | None = None
     """Return the log-probability of each token of the answer, and with it those of this many
     likeliest tokens, at most 20; None: off.
@@ -110,8 +124,10 @@ class SamplingParams:
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "json_schema", _schema(self.json_schema))
         self._check_lengths()
         self._check_distribution()
+        self._check_pattern()
         if self.seed is not None and not _is_int(self.seed):
             raise ValueError(f"seed={self.seed!r}: give a whole number, or None for a new one")
         for name in ("ignore_eos", "skip_special_tokens", "no_stop_trim"):
@@ -173,6 +189,14 @@ class SamplingParams:
             if not _is_number(penalty) or abs(penalty) > MOST_PENALTY:
                 raise ValueError(f"{name}={penalty!r}: give a number in [-2, 2]; 0 turns it off")
 
+    def _check_pattern(self) -> None:
+        if self.regex is not None and not isinstance(self.regex, str):
+            raise ValueError(f"regex={self.regex!r}: give a pattern as a string, or None")
+        if self.regex is not None and self.json_schema is not None:
+            raise ValueError("regex and json_schema: an answer can follow one of them; give one")
+        if not _is_int(self.json_space, at_least=0):
+            raise ValueError(f"json_space={self.json_space!r}: give a whole number of at least 0")
+
 
 def _is_int(value: object, at_least: int | None = None) -> bool:
     is_int = isinstance(value, int) and not isinstance(value, bool)
@@ -192,6 +216,16 @@ def _strings(stop: object) -> tuple[str, ...]:
         if all(isinstance(s, str) and s for s in strings):
             return strings
     raise ValueError(f"stop={stop!r}: give a string or a tuple of strings, none of them empty")
+
+
+def _schema(schema: object) -> object:
+    """A dict becomes its JSON text, so that the settings can be compared and hashed."""
+    if not isinstance(schema, Mapping):
+        return schema
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"json_schema={schema!r} can't be written as JSON: {error}") from error
 
 
 def _ids(ids: object) -> tuple[int, ...]:

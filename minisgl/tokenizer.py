@@ -131,20 +131,24 @@ class Tokenizer:
 
     def _spell_out(self, text: str, special: int) -> list[int]:
         """The ids of a special token's text, without the special token."""
+        ids = self.encode_continuation(text)
+        if special in ids:
+            raise ValueError(f"this vocabulary can't write {text!r} as ordinary text")
+        return ids
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """The ids of a text that goes on from another: no BOS, none of SentencePiece's spaces, and
+        special tokens in it are ordinary text."""
         with self._lock:
-            if (
-                self._plain is None
-            ):  # a copy, since the switch is a state and threads share this one
+            if self._plain is None:
+                # A copy: the switch is a state, and threads share this tokenizer.
                 self._plain = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
                 self._plain.encode_special_tokens = True
         # After a newline, so that SentencePiece puts no space before it; then that is cut off.
         after = self._plain.encode("\n" + text, add_special_tokens=False)
-        ids = [i for i, (_, stop) in zip(after.ids, after.offsets, strict=True) if stop > 1]
         if any(start < 1 < stop for start, stop in after.offsets):
-            ids = list(self._plain.encode(text, add_special_tokens=False).ids)
-        if special in ids:
-            raise ValueError(f"this vocabulary can't write {text!r} as ordinary text")
-        return ids
+            return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return [i for i, (_, stop) in zip(after.ids, after.offsets, strict=True) if stop > 1]
 
     # ------------------------------------------------------------------ ids -> text
 

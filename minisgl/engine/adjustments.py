@@ -46,6 +46,7 @@ class Adjustments:
         self._counts: Counter[int] = Counter()  # in the answer
         self._seen = 0  # tokens of the answer that are counted
         self._params = params
+        self._prompt_ids = frozenset(prompt_ids if params.repetition_penalty != 1 else ())
         self._given = dict(params.logit_bias)
         for token, bias in params.logit_bias:
             self.biases[self._entry(token)] = bias
@@ -91,6 +92,17 @@ class Adjustments:
         # Where only `min_tokens` was set, what is left changes nothing.
         return bool(self.ids) and (bool(p.logit_bias) or _counts_tokens(p))
 
+    def rewind(self, output_ids: Sequence[int], start: int) -> None:
+        """The answer was `output_ids`; from `start` on other tokens will stand there."""
+        p = self._params
+        for token in output_ids[start : self._seen] if _counts_tokens(p) else ():
+            self._counts[token] -= 1
+            count, place = self._counts[token], self._entry(token)
+            self.penalties[place] = (count > 0) * p.presence_penalty + p.frequency_penalty * count
+            if not count and token not in self._prompt_ids:
+                self.divisors[place] = 1.0
+        self._seen = min(self._seen, start)
+
     def _entry(self, token: int) -> int:
         """The place of `token` in the arrays; an entry that changes nothing if it is new."""
         place = self._place.get(token)
@@ -108,23 +120,26 @@ def _counts_tokens(p: SamplingParams) -> bool:
 
 
 def adjusted(
-    logits: torch.Tensor, rows: Sequence[int], adjustments: Sequence[Adjustments]
+    logits: torch.Tensor, rows: Sequence[int], adjustments: Sequence[Adjustments | None]
 ) -> torch.Tensor:
-    """`logits[rows]` [N, V] as each row's `Adjustments` change it.
+    """`logits[rows]` [N, V] as each row's `Adjustments` change it, if it has any.
 
     In fp32, where a small penalty is not rounded away, and apart from `logits` [B, V], which stay
     the model's own.
     """
     places, ids, changes = array("q"), array("q"), array("f")
-    for i, each in enumerate(adjustments):
+    present = [(i, each) for i, each in enumerate(adjustments) if each is not None]
+    for i, each in present:
         places.extend(array("q", [i]) * len(each.ids))
         ids.extend(each.ids)
-    for column in zip(*(each.changes for each in adjustments), strict=True):
+    for column in zip(*(each.changes for _, each in present), strict=True):
         for part in column:
             changes.extend(part)
     device = logits.device
     (index,) = send(device, torch.int64, rows)
     copy = logits[index].float()
+    if not ids:
+        return copy
     adjust_logits(
         copy,
         _send(places, torch.int64, device),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from minisgl.detokenizer import Detokenizer
 from minisgl.engine.adjustments import Adjustments
+from minisgl.engine.constrained import Constrainer
 from minisgl.engine.req import Req
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ class Door:
     context_length: int
     pool_slots: int
     eos_ids: frozenset[int]
+    constrainer: Constrainer
 
     def make(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> Req:
         """The `index`-th of `params.n` answers to `prompt`.
@@ -71,6 +73,7 @@ class Door:
             seed=random.getrandbits(64) if params.seed is None else params.seed + index,
             detokenizer=detokenizer,
             adjustments=Adjustments.of(params, ids, tokens),
+            constraint=self.constrainer.make(params, tokens),
             index=index,
             prompt_logprobs=[None] if first == 0 else [],  # nothing comes before the first token
         )

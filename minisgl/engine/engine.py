@@ -22,6 +22,7 @@ from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.chat_template import ChatTemplate
 from minisgl.config import EngineConfig
+from minisgl.engine.constrained import Constrainer
 from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.door import Door, Prompt, is_single
@@ -139,6 +140,9 @@ class Engine:
             context_length=self.context_length,
             pool_slots=pool.num_slots,
             eos_ids=frozenset(c.eos_token_ids) | frozenset(self.tokenizer.eos_token_ids),
+            constrainer=Constrainer(
+                self.tokenizer, vocab_size, device, jumps=self.config.jump_forward
+            ),
         )
         min_saved = None
         if self.config.shared_decode and not c.sliding_window:

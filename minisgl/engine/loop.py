@@ -27,6 +27,7 @@ from minisgl.engine.sampler import sample_rows
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.stats import Meter, Stats, percentile
 from minisgl.engine.trace import Times, Trace
+from minisgl.fsm import TooComplexError
 
 T = TypeVar("T")
 
@@ -197,6 +198,7 @@ class EngineLoop:
                 for req in item:
                     self.meter.requests += 1
                     self.scheduler.submit(req)
+                    self._begin(req)
             case _Abort(req):
                 if req in self._live:
                     self._finish(req, "abort", None)
@@ -228,6 +230,13 @@ class EngineLoop:
             times = Times(start, scheduled, computed, sampled, time.perf_counter())
             self.trace.step(step, times, s)
 
+    def _begin(self, req: Req) -> None:
+        """What the answer has to begin with is prefilled together with the prompt."""
+        if req.constraint is None or req.max_tokens == 0:
+            return
+        if req.params.prompt_logprobs_from is None:  # those are told before the answer begins
+            self._follow(req, None, "")
+
     def _take(self, req: Req, token: int, logprob: TokenLogprob | None) -> None:
         """`req`'s next token was sampled."""
         if token < 0 or (not req.output_ids and has_nan(req)):
@@ -237,28 +246,89 @@ class EngineLoop:
         if req.max_tokens == 0:
             self._finish(req, "length", None)
             return
-        if not req.output_ids:
+        if not req.passes:
             self.meter.ttft.append(time.perf_counter() - req.submitted_at)
+        req.passes += 1
         req.output_ids.append(token)
         if logprob is not None:
             req.logprobs.append(logprob)
         self.meter.output_tokens += 1
         text = ""
+        may_stop = len(req.output_ids) > req.params.min_tokens
+        if req.constraint is not None and req.constraint.pending:
+            _, piece = req.constraint.pending.popleft()
+            self._go_on(req, req.detokenizer.push_bytes(piece, may_stop=may_stop))
+            return
         if token not in req.stop_ids or req.params.no_stop_trim:
-            may_stop = len(req.output_ids) > req.params.min_tokens
             text = req.detokenizer.push([token], may_stop=may_stop)
         if token in req.stop_ids:
             self._finish(req, "stop", token, text)
-        elif req.detokenizer.stopped is not None:
+            return
+        if req.constraint is not None and req.detokenizer.stopped is None:
+            self._follow(req, token, text)
+        else:
+            self._go_on(req, text)
+
+    def _follow(self, req: Req, token: int | None, text: str) -> None:
+        """`req`'s pattern goes on by its next token, and by what is forced then."""
+        assert req.constraint is not None
+        try:
+            if req.constraint.fault is not None:
+                raise req.constraint.fault
+            if token is not None:
+                req.constraint.guide.advance(token)
+            text += self._jump(req)
+        except TooComplexError as fault:
+            self._fail(req, EngineError(f"this request's pattern grew too complex: {fault}"))
+        else:
+            self._go_on(req, text)
+
+    def _jump(self, req: Req) -> str:
+        """Write what the pattern forces, if anything; the text that it adds."""
+        constraint = req.constraint
+        assert constraint is not None
+        jump = constraint.jump(req.output_ids, req.max_tokens)
+        if jump is None:
+            return ""
+        old, new = req.output_ids, req.output_ids[: jump.start] + jump.ids
+        same = _common_prefix(old, new)
+        now = len(new) if constraint.jumps else min(same + 1, len(old))
+        req.output_ids, text = new[: jump.start], ""
+        for token, piece in zip(jump.ids, jump.added, strict=True):
+            if len(req.output_ids) == now:
+                constraint.pending.append((token, piece))
+                continue
+            if req.detokenizer.stopped is not None:
+                break
+            req.output_ids.append(token)
+            may_stop = len(req.output_ids) > req.params.min_tokens
+            text += req.detokenizer.push_bytes(piece, may_stop=may_stop)
+        if req.output_ids == old:
+            return text
+        if req.adjustments is not None:
+            req.adjustments.rewind(old, same)
+        self.meter.output_tokens += len(req.output_ids) - len(old)
+        self.scheduler.rewrite(req, len(req.prompt_ids) + same)
+        return text
+
+    def _go_on(self, req: Req, text: str) -> None:
+        """`text` was added to the answer, which may have come to its end."""
+        if req.detokenizer.stopped is not None:
             self._finish(req, "stop", req.detokenizer.stopped, text)
+        elif req.constraint is not None and req.constraint.is_complete:
+            self._finish(req, "stop", None, text)
         elif len(req.output_ids) == req.max_tokens:
             self._finish(req, "length", None, text)
         elif text:
             self._post(req, text)
 
-    def _post(self, req: Req, text: str) -> None:
-        req.mailbox.add(text, req.output_ids[req.sent :])
-        req.sent = len(req.output_ids)
+    def _post(self, req: Req, text: str, *, is_last: bool = False) -> None:
+        """The text so far, and those ids that will stay."""
+        final = len(req.output_ids)
+        if req.constraint is not None and not is_last:
+            final = min(final, req.constraint.final)
+        req.mailbox.add(text, req.output_ids[req.sent : final])
+        req.sent = final
 
     def _finish(
         self, req: Req, reason: FinishReason, match: str | int | None, text: str = ""
@@ -266,7 +336,7 @@ class EngineLoop:
         self._leave(req, reason)
         asked = req.params
         text += req.detokenizer.finish()
-        self._post(req, text)
+        self._post(req, text, is_last=True)
         req.mailbox.end(
             Completion(
                 request_id=req.id,
@@ -278,10 +348,12 @@ class EngineLoop:
                 prompt_tokens=len(req.prompt_ids),
                 cached_tokens=req.cached_tokens,
                 completion_tokens=len(req.output_ids),
+                forward_passes=req.passes,
                 logprobs=None if asked.logprobs is None else list(req.logprobs),
                 prompt_logprobs=(
                     None if asked.prompt_logprobs_from is None else list(req.prompt_logprobs)
                 ),
+                removed=None if req.constraint is None else list(req.constraint.removed),
             )
         )
         self._live.remove(req)  # last: until then a fault has to be told
@@ -319,3 +391,10 @@ class EngineLoop:
                 self.trace.end(req, "error")
             self.trace.close()
         self._live.clear()
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

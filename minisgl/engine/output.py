@@ -25,8 +25,9 @@ class TokenLogprob:
 class Completion:
     """A finished request.
 
-    finish_reason: "stop" (EOS, a stop id or a stop string: `stop_match` says which), "length"
-    (max_tokens, the context or the whole KV pool is full), "abort" (the caller left).
+    finish_reason: "stop" (EOS, a stop id or a stop string: `stop_match` says which, and is None
+    where a pattern left nothing more to say), "length" (max_tokens, the context or the whole KV
+    pool is full), "abort" (the caller left).
     """
 
     text: str
@@ -38,9 +39,14 @@ class Completion:
     completion_tokens: int
     request_id: int = 0
     index: int = 0  # among the n answers to one prompt
+    forward_passes: int = 0  # that gave a token; fewer than tokens where a pattern forced some
     logprobs: list[TokenLogprob] | None = None  # of token_ids, one each; None: not asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """Of the prompt from `prompt_logprobs_from` on; the first token of all has None."""
+    removed: list[float] | None = None
+    """How much of the distribution the pattern took away, in [0, 1], at each token that the model
+    chose (after penalties, before temperature); None: no pattern.  Much means that the model wanted
+    to say something else (paper, appendix B.3)."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from minisgl.sampling import SamplingParams
 if TYPE_CHECKING:
     from minisgl.cache.radix_cache import Peek, TreeNode
     from minisgl.detokenizer import Detokenizer
+    from minisgl.engine.constrained import Constraint
 
 _ids = itertools.count()
 
@@ -39,11 +40,13 @@ class Req:
     seed: int
     detokenizer: Detokenizer
     adjustments: Adjustments | None = None  # of its logits
+    constraint: Constraint | None = None  # a pattern that the answer follows
     index: int = 0  # among the `params.n` answers to one prompt
     id: int = field(default_factory=lambda: next(_ids))  # rises with arrival
     submitted_at: float = field(default_factory=time.perf_counter)
 
     output_ids: list[int] = field(default_factory=list)
+    passes: int = 0  # forward passes that gave it a token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of output_ids, if asked for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """Of the prompt from `params.prompt_logprobs_from` on, as far as they are known."""

@@ -12,8 +12,8 @@ The tree learns of a chunk when it is *scheduled*.  In each layer the model writ
 values of all tokens of a step before any of them attends, so a request may build on what another
 one computes in the very same step: prompts that arrive together compute a common prefix once.
 
-Slots change hands in five places, and only here: `_admit` and `_follow` (the tree lends a prefix),
-`_share` (it takes over a chunk), `_release` (it takes over the rest), and `_alloc`.
+Slots change hands in six places, and only here: `_admit` and `_follow` (the tree lends a prefix),
+`_share` (it takes over a chunk), `_release` (it takes over the rest), `_cut`, and `_alloc`.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ class Scheduler:
         may_admit = has_room and self.req_to_token.available_rows and not self._is_blocked
         if budget > 0 and may_admit:
             self._admit_waiting(budget, extends)
+        if self.prefilling and not (decodes or extends or self.stuck):
+            self.stuck = list(self.prefilling)  # one alone, whose answer jumped beyond the pool
         return Step(decodes, extends)
 
     def _make_room(self) -> bool:
@@ -279,17 +281,47 @@ class Scheduler:
         self.tree.unlock(node)
         if not keep:
             self.pool.free(self.tree.drop(node))
-        if self.max_cached_tokens is not None:
-            self.pool.free(self.tree.evict(self.tree.evictable_size - self.max_cached_tokens))
+        self._keep_within_cap()
         self.req_to_token.free_row(req.row)
         req.row, req.node, req.own_slots, req.prefix_len, req.kv_len = None, None, [], 0, 0
         self.left.append(req)
+
+    def _keep_within_cap(self) -> None:
+        if self.max_cached_tokens is not None:
+            self.pool.free(self.tree.evict(self.tree.evictable_size - self.max_cached_tokens))
 
     def _alloc(self, n: int) -> list[int]:
         short = n - self.pool.available_size
         if short > 0:
             self.pool.free(self.tree.evict(short))
         return self.pool.alloc(n)
+
+    # ------------------------------------------------------------------ jump-forward
+
+    def rewrite(self, req: Req, start: int) -> None:
+        """`req`'s tokens from position `start` on are others now, or more: they are prefilled."""
+        req.key, req.peek = tuple(req.tokens), None
+        if req.row is None:
+            return
+        if start < req.kv_len:
+            self._cut(req, start)
+        self.running.remove(req)
+        self.prefilling.append(req)
+        self.left.append(req)  # its row in the workspace is out of date
+
+    def _cut(self, req: Req, length: int) -> None:
+        """`req` gives back the slots from position `length` on."""
+        assert req.node is not None
+        if length < req.prefix_len:  # it was retracted, and the tree lends what was its own
+            match = self.tree.match_prefix(req.key[:length], req.params.namespace)
+            assert len(match.slots) == length
+            self.tree.lock(match.node)
+            self.tree.unlock(req.node)
+            req.node, req.prefix_len = match.node, length
+            self._keep_within_cap()
+        kept = length - req.prefix_len
+        self.pool.free(req.own_slots[kept:])
+        req.own_slots, req.kv_len = req.own_slots[:kept], length
 
     # ------------------------------------------------------------------ leaving
 

@@ -164,6 +164,16 @@ def test_what_would_take_too_long_is_refused_and_says_so() -> None:
         compile_regex(many)
 
 
+def test_a_spent_budget_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    automaton = compile_regex("([ab]c){9}d")
+    monkeypatch.setattr("minisgl.fsm.automaton.MAX_STATES", 4)
+    for _ in range(3):
+        with pytest.raises(TooComplexError, match="more than 4 states"):
+            accepts(automaton, "acbcacbc")
+    assert automaton.chars.num_states == 4
+    assert not accepts(automaton, "d")  # what is known stays usable
+
+
 def test_a_text_that_no_pattern_allows() -> None:
     for pattern in (r"a(?=b)", r"(?!)", r"[^\s\S]", r"a\bb", r"(?=a)b", r"$a"):
         with pytest.raises(ValueError, match="no text matches"):

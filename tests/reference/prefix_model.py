@@ -35,8 +35,24 @@ def next_token(tokens: Sequence[int], *, stops: bool) -> int:
     return STOP if stops and mixed % 11 == 0 else mixed % LETTERS
 
 
+def jumped(prompt: Sequence[int], output: Sequence[int], max_tokens: int) -> list[int] | None:
+    """What jump-forward makes of an answer: now and then its last letters are others, and more."""
+    mixed = hash((*prompt, *output, -1)) % 1_000_003
+    if mixed % 4:
+        return None
+    kept = output[: max(0, len(output) - mixed // 4 % 3)]
+    count = len(output) - len(kept) + 1 + mixed // 12 % 4
+    letters = [(mixed + i) % LETTERS for i in range(count)]
+    return [*kept, *letters][:max_tokens]
+
+
 def answer_alone(
-    prompt: Sequence[int], max_tokens: int, slots: int, *, stops: bool = False
+    prompt: Sequence[int],
+    max_tokens: int,
+    slots: int,
+    *,
+    stops: bool = False,
+    jumps: bool = False,
 ) -> list[int]:
     """The answer of an engine that has all `slots` for one request, which stops where it must."""
     output: list[int] = []
@@ -44,6 +60,8 @@ def answer_alone(
         output.append(next_token([*prompt, *output], stops=stops))
         if output[-1] == STOP:
             break
+        if jumps and len(output) < max_tokens:
+            output = jumped(prompt, output, max_tokens) or output
     return output
 
 
@@ -77,11 +95,19 @@ class PrefixModel:
     """A scheduler, the slots' contents, and who has ended how."""
 
     def __init__(
-        self, slots: int, *, rows: int = 8, context: int = 256, stops: bool = False, **settings: Any
+        self,
+        slots: int,
+        *,
+        rows: int = 8,
+        context: int = 256,
+        stops: bool = False,
+        jumps: bool = False,
+        **settings: Any,
     ) -> None:
         pool = KVPool(slots, 1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device="cpu")
         self.scheduler = Scheduler(pool, ReqToToken(rows, context, "cpu"), **settings)
         self.stops = stops
+        self.jumps = jumps
         self.content: dict[int, Prefix] = {}
         self.ended: dict[Req, str] = {}
         self.submitted = 0
@@ -165,7 +191,14 @@ class PrefixModel:
             req.output_ids.append(next_token(req.tokens, stops=self.stops))
         if req.output_ids[-1:] == [STOP]:
             self.end(req, "stop")
-        elif len(req.output_ids) == req.max_tokens:
+            return
+        after = jumped(req.prompt_ids, req.output_ids, req.max_tokens) if self.jumps else None
+        if len(req.output_ids) < req.max_tokens and after is not None:
+            before, req.output_ids = req.output_ids, after
+            pairs = zip(before, after, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(before))
+            self.scheduler.rewrite(req, len(req.prompt_ids) + min(same, len(after)))
+        if len(req.output_ids) == req.max_tokens:
             self.end(req, "length")
 
     def _check_computed_once(self, step: Step) -> None:
@@ -181,6 +214,8 @@ class PrefixModel:
                 in_tree[node.namespace, path[:n]] = slot
         for e in step.extends:
             assert e.req.row is not None
+            if len(e.req.own_slots) > e.stop - e.start and self.jumps:
+                continue  # an answer that jumped: after what it computed for itself comes more
             slots = self.scheduler.req_to_token.row(e.req.row, e.stop)
             for position in range(e.start, min(e.stop, e.req.logits_from)):
                 assert in_tree[prefix(e.req, position)] == slots[position], (
