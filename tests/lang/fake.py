@@ -24,6 +24,11 @@ CHATML = (
 )
 
 
+def config_of(template: str) -> dict[str, str]:
+    """What a model's tokenizer_config.json says about it."""
+    return {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+
+
 class Boom(Exception):
     """What a fake backend fails with."""
 
@@ -60,7 +65,7 @@ class FakeBackend(Backend):
         self.running = self.most_running = 0
         self.gate = threading.Event()
         self.gate.set()
-        self._chat = ChatFormat(ChatTemplate({"chat_template": template}))
+        self._chat = ChatFormat(ChatTemplate(config_of(template)))
 
     @property
     def chat(self) -> ChatFormat:
