@@ -22,24 +22,23 @@ from minisgl.kernels.dispatch import tl, triton, use_triton
 
 
 def vocab_mask_ref(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    V = logits.shape[1]
-    masked = rows >= 0
-    if not bool(masked.all()):  # the free rows cost nothing
-        kept = torch.ones(len(rows), device=logits.device)
-        if bool(masked.any()):
-            part = logits[masked]
-            kept[masked] = vocab_mask_ref(part, table, rows[masked])
-            logits[masked] = part
-        return kept
-    different, which = rows.unique(return_inverse=True)
-    words, bit = table[different], torch.arange(32, dtype=torch.int32, device=table.device)
-    forbidden = (words.unsqueeze(2) >> bit & 1 == 0).flatten(1)  # [different, 32 · W]
-    forbidden = F.pad(forbidden, (0, V - forbidden.shape[1]), value=True)[which]  # [N, V]
-    p = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    V, device = logits.shape[1], logits.device
+    # What each byte of a mask adds to eight logits; -0.0 leaves even the sign of a zero.
+    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device) & 1
+    added = torch.where(bits == 1, -0.0, -torch.inf)
+    biases: dict[int, torch.Tensor] = {}  # of each different mask: [V]
+    kept = torch.ones(len(rows), device=device)
+    for n, row in enumerate(rows.tolist()):  # row by row: a batch does not fit in the caches
+        if row < 0:
+            continue
+        if row not in biases:
+            bias = F.embedding(table[row].view(torch.uint8).int(), added).flatten()  # [32 · W]
+            biases[row] = F.pad(bias, (0, V - len(bias)), value=-torch.inf)
+        p = torch.softmax(logits[n], dim=-1, dtype=torch.float32)
+        kept[n] = p.add_(biases[row]).clamp_(min=0.0).sum()
+        logits[n] += biases[row]
     # No distribution, no share: p is NaN where the row has a NaN or a +inf, or only -inf.
-    kept = p.masked_fill_(forbidden, 0.0).sum(dim=-1).nan_to_num_(nan=0.0).clamp_(max=1.0)
-    logits.masked_fill_(forbidden.logical_and_(logits < torch.inf), -torch.inf)
-    return kept
+    return kept.nan_to_num_(nan=0.0).clamp_(max=1.0)
 
 
 @triton.jit
@@ -71,8 +70,8 @@ def _vocab_mask_kernel(
         allowed = (words >> bit & 1) != 0
         v = word[:, None] * 32 + bit
         x = tl.load(logits_ptr + v, mask=v < V, other=float("-inf")).to(tl.float32)
-        # subtle: x < inf is False for a NaN and a +inf, which stay for the sampler to see.
-        left = tl.where(allowed | ~(x < float("inf")), x, float("-inf"))
+        # subtle: a sum, so that a NaN or a +inf leaves a NaN for the sampler to see.
+        left = tl.where(allowed, x, x + float("-inf"))
         tl.store(logits_ptr + v, left.to(logits_ptr.dtype.element_ty), mask=v < V)
         m_new = tl.maximum(m, x)
         m_use = tl.where(m_new == float("-inf"), 0.0, m_new)  # nothing yet: -inf - -inf is NaN
@@ -99,8 +98,8 @@ def vocab_mask(
     in [-1, R), contiguous -> kept [N] fp32: the share of softmax(logits[n]) that the mask leaves,
     in [0, 1].  Ids from 32 · W on are forbidden.  rows[n] = -1 leaves its row as it is, kept 1.
 
-    A NaN or a +inf stays where it is, whatever the mask, so that whoever samples sees it; such a
-    row, like one with nothing allowed and one of -inf alone, has kept 0.
+    What is no number stays in sight of whoever samples: a forbidden NaN or +inf becomes a NaN.
+    Such a row, like one with nothing allowed and one of -inf alone, has kept 0.
     """
     N, V = logits.shape
     if (

@@ -135,7 +135,7 @@ def test_what_is_no_number_stays_in_sight(value: float, allowed: bool, place: in
     other = logits[1:].clone()
     logits[0, place] = value
     kept = vocab_mask(logits, pack([ids], 5), tensor([0, 0]))
-    torch.testing.assert_close(logits[0, place], tensor(value), equal_nan=True, rtol=0, atol=0)
+    assert logits[0, place].isnan() or (allowed and logits[0, place] == value)
     rest = set(range(130)) - ids - {place}
     assert logits[0].isneginf().nonzero().flatten().tolist() == sorted(rest)
     assert kept[0] == 0
