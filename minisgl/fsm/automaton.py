@@ -18,7 +18,6 @@ from minisgl.fsm.rests import Before, Rests, TooComplexError
 
 MAX_SEARCH = 20_000  # states visited in search of an accepting one
 MAX_STATES = 200_000
-MIN_ASCII = 16  # characters of ASCII that make an edge a wide one
 
 Edges = dict[int, int]  # a state -> the classes that lead there, a bit for each
 
@@ -114,15 +113,31 @@ class Automaton:
         before, rests = self._states[state]
         return self._state(before, self._rests.saturated(rests, reach))
 
-    def widest_edge(self, state: int) -> tuple[int, int] | None:
-        """The edge with the most letters of ASCII, if it has many: its state and its classes."""
+    def widest_edge(self, state: int) -> tuple[int, int, int]:
+        """The edge with the most characters of ASCII: how many, its state and its classes."""
         letters = self.alphabet.ascii_of
-        best = max(
+        return max(
             ((sum(n for c, n in letters.items() if classes >> c & 1), target, classes)
              for target, classes in self.edges(state).items()),
             default=(0, 0, 0),
         )  # fmt: skip
-        return best[1:] if best[0] >= MIN_ASCII else None
+
+    def chain(self, state: int, classes: int, length: int) -> list[int] | None:
+        """The states that characters of some classes lead along, from `state` on.
+
+        At most `length` of them; None if somewhere some of the characters may come, but not all,
+        or they don't all lead to the same state.
+        """
+        chain = [state]
+        while len(chain) < length:
+            onward = self.edges(chain[-1])
+            following = next((t for t, c in onward.items() if not classes & ~c), None)
+            if following is None:
+                return None if any(c & classes for c in onward.values()) else chain
+            if following == chain[-1]:
+                return chain + [following] * (length - len(chain))
+            chain.append(following)
+        return chain
 
     # ------------------------------------------------------------------ edges
 

@@ -10,7 +10,7 @@ from minisgl.fsm.compressed import forced
 from minisgl.fsm.vocab_index import VocabIndex
 
 FINISHED = 0  # the state after a stop id, from which nothing goes on
-REACHES = (6, 20)  # characters ahead that are compared before as many as the longest token has
+REACHES = (3, 8, 20)  # characters ahead that are compared before as many as the longest token has
 
 
 class Masks:

@@ -259,14 +259,17 @@ class RestTable:
         return known
 
     def saturated(self, state: Rests, reach: int) -> Rests:
-        """The same as far as its next `reach` characters go, with counts above that let go."""
-        return frozenset(self._chain(*self._near(rest, reach)) for rest in state)
+        """The same as far as its next `reach` characters go, with counts above that let go.
 
-    def _near(self, rest: int, reach: int) -> tuple[list[Node], int]:
-        """The nodes that the next `reach` characters can get to, and the rest after them."""
+        Only where a count comes next or nearly so: further on there is little to gain.
+        """
+        return frozenset(self._chain(*self._near(rest, reach, most=3)) for rest in state)
+
+    def _near(self, rest: int, reach: int, most: float = inf) -> tuple[list[Node], int]:
+        """The nodes, `most` of them, that the next characters get to, and the rest after them."""
         nodes: list[Node] = []
         left = reach
-        while rest != END and left > 0:
+        while rest != END and left > 0 and len(nodes) < most:
             node = self._node[rest]
             assert node is not None
             if isinstance(node, Repeat) and self._min_length[node.body] >= 1:

@@ -23,6 +23,9 @@ import numpy.typing as npt
 from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.charset import Ranges
 
+MIN_ASCII = 16  # characters of ASCII that make a set a wide one
+MIN_SPACES = 8  # a set with the space in it is one if so many may follow: runs of spaces are long
+
 Int = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 
@@ -62,6 +65,7 @@ class TokenChars:
         joined = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
         self._chars, self._char = np.unique(joined, return_inverse=True)
         self._num_chars = np.array([len(text) for text in texts], np.int64)
+        self._longest = int(self._num_chars.max(initial=0))
         self._token = np.repeat(np.arange(len(texts)), self._num_chars)  # of each character
         first = np.cumsum(self._num_chars) - self._num_chars
         # Of each character: its place in its token, and how many bytes stand before it there.
@@ -112,28 +116,20 @@ class TokenChars:
         if not automaton.starts_character(state):
             return None
         chars = automaton.chars_of(state)
-        wide = automaton.chars.widest_edge(chars)
-        if wide is None:
+        size, _, classes = automaton.chars.widest_edge(chars)
+        has_space = automaton.chars.alphabet.class_of(ord(" "))
+        if size < MIN_ASCII and not (size and classes >> has_space & 1):
             return None
-        target, classes = wide
+        chain = automaton.chars.chain(chars, classes, self._longest + 1)
+        if chain is None or (size < MIN_ASCII and len(chain) < MIN_SPACES):
+            return None
         piece = self.slice(automaton.chars.alphabet.ranges(classes))
-        chain = [chars, target]
-        while len(chain) <= piece.longest:
-            onward = automaton.chars.edges(chain[-1])
-            following = next((t for t, c in onward.items() if c == classes), None)
-            if following is None:
-                if any(c & classes for c in onward.values()):
-                    return None  # more of the set may follow, but not all of it
-                break
-            if following == chain[-1]:
-                chain += [following] * (piece.longest + 1 - len(chain))
-            else:
-                chain.append(following)
+        chain = chain[: piece.longest + 1]
         most = len(chain) - 1  # so many characters of the set may follow
-        allowed = piece.whole[: piece.num_whole[min(most, piece.longest)]]
+        allowed = piece.whole[: piece.num_whole[most]]
         along = np.array([automaton.state_of(c) for c in chain], np.int32)
         levels = list(self._walk_rest(automaton, along, piece))
-        return np.concatenate([allowed, *levels]), min(most, piece.longest) + 1 + len(levels)
+        return np.concatenate([allowed, *levels]), most + 1 + len(levels)
 
     def _walk_rest(self, automaton: ByteAutomaton, along: Int32, piece: Slice) -> Iterator[Int]:
         """Which of the other tokens live on, from the states along the chain."""
