@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from minisgl.engine.engine import Engine
@@ -71,17 +72,12 @@ class EngineBackend(Backend):
     async def score(
         self, context: Context, choices: Sequence[str], *, unconditional: bool
     ) -> tuple[list[Tokens], list[Tokens] | None]:
-        """See `Backend`.
-
-        All choices are one submission, so one step sees them all: what they have in common, the
-        context and beginnings of their own, is computed once, as a tree of tokens.
-        """
+        """See `Backend`."""
         joined = await asyncio.to_thread(self._join, context, choices)
-        inside = await self._score([ids for ids, _ in joined], [start for _, start in joined])
-        if not unconditional:
-            return inside, None
-        alone = [[token[1] for token in tokens] for tokens in inside]
-        return inside, await self._score(alone, [0] * len(alone))
+        start = joined[0][1]  # the same for all choices of one context
+        inside = await self._score([ids for ids, _ in joined], start)
+        alone = [ids[start:] for ids, _ in joined]
+        return inside, await self._score(alone, 0) if unconditional else None
 
     async def cache_prefix(self, context: Context) -> None:
         """See `Backend`."""
@@ -98,7 +94,10 @@ class EngineBackend(Backend):
     # ------------------------------------------------------------------ text and tokens
 
     def _encode(self, context: Context) -> list[int]:
-        return self._ids(context.text, context.quoted)
+        ids = self._ids(context.text, context.quoted)
+        if not ids:
+            raise ValueError(f"nothing has been said for {self.name} to go on from: add some text")
+        return ids
 
     def _ids(self, text: str, quoted: Sequence[tuple[int, int]]) -> list[int]:
         tokenizer = self.engine.tokenizer
@@ -120,15 +119,30 @@ class EngineBackend(Backend):
 
         return join(encode, context.text, choices)
 
-    async def _score(self, prompts: Sequence[list[int]], starts: Sequence[int]) -> list[Tokens]:
-        params = [SamplingParams(max_tokens=0, prompt_logprobs_from=start) for start in starts]
-        done = await self.engine.agenerate(prompts, params)
+    async def _score(self, texts: Sequence[list[int]], start: int) -> list[Tokens]:
+        """The tokens of each text from `start` on, with their log-probabilities.
+
+        A tree of tokens, written as its sorted paths: each asks only for what it does not share
+        with the one before it.  All are one submission, so one step sees them all, and everything
+        that they share is computed once.
+
+            The answer is | Par | is        asks for "Par", "is"
+            The answer is | Par | ma        asks for "ma"
+            The answer is | Rome            asks for "Rome"
+        """
+        paths = sorted({tuple(ids) for ids in texts})
+        shared = [start, *(max(start, _common(a, b)) for a, b in pairwise(paths))]
+        params = [SamplingParams(max_tokens=0, prompt_logprobs_from=n) for n in shared]
+        done = await self.engine.agenerate(paths, params)
         assert isinstance(done, list)
-        return [
-            # nothing comes before the first token of all, so nothing is known of it
-            [self._token(ids[0], None)] * (start == 0) + self._tokens(c.prompt_logprobs)
-            for c, ids, start in zip(done, prompts, starts, strict=True)
-        ]
+        tokens_of: dict[tuple[int, ...], list[list[Any]]] = {}
+        tokens: list[list[Any]] = []
+        for path, n, completion in zip(paths, shared, done, strict=True):
+            tokens = tokens[: n - start] + self._tokens(completion.prompt_logprobs)
+            if start == n == 0:  # nothing comes before the first token, so nothing is known of it
+                tokens.insert(0, self._token(path[0], None))
+            tokens_of[path] = tokens
+        return [tokens_of[tuple(ids)] for ids in texts]
 
     # ------------------------------------------------------------------ what is told of an answer
 
@@ -182,6 +196,11 @@ class Runtime(EngineBackend):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with; `a` sorts before `b`."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
 
 
 def _finish_reason(completion: Completion) -> dict[str, Any]:
