@@ -13,7 +13,7 @@ all of those end at their first byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.charset import Ranges
+from minisgl.fsm.token_arrays import TokenArrays
 
 MIN_ASCII = 16  # characters of ASCII that make a set a wide one
 MIN_SPACES = 8  # a set with the space in it is one if so many may follow: runs of spaces are long
@@ -46,65 +47,48 @@ class Slice:
     size: Int = field(repr=False)  # [groups]
 
 
-class TokenChars:
-    """The tokens as characters.
+class Slices:
+    """The slices of a vocabulary by any set of characters, each made when it is first asked for.
 
     Args:
-        tokens: the bytes of each; some may end (or begin) within a character.
+        arrays: of the vocabulary.
     """
 
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        self._ids = np.array([i for i, data in enumerate(tokens) if data], np.int64)
-        with_text = [data for data in tokens if data]
-        self._bytes = np.frombuffer(b"".join(with_text), np.uint8)
-        lengths = np.array([len(data) for data in with_text], np.int64)
-        self._end = np.zeros(len(tokens), np.int64)  # of each token, in all bytes
-        self._end[self._ids] = np.cumsum(lengths)
-        self._start = np.cumsum(lengths) - lengths
-        texts = [_readable(data) for data in with_text]
-        joined = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-        self._chars, self._char = np.unique(joined, return_inverse=True)
-        self._num_chars = np.array([len(text) for text in texts], np.int64)
-        self._longest = int(self._num_chars.max(initial=0))
-        self._token = np.repeat(np.arange(len(texts)), self._num_chars)  # of each character
-        first = np.cumsum(self._num_chars) - self._num_chars
-        # Of each character: its place in its token, and how many bytes stand before it there.
-        self._place = np.arange(len(joined)) - np.repeat(first, self._num_chars)
-        size = 1 + (joined >= 0x80) + (joined >= 0x800) + (joined >= 0x10000)
-        before = np.cumsum(size) - size
-        first = np.cumsum(self._num_chars) - self._num_chars
-        self._offset = before - np.repeat(
-            before[np.minimum(first, len(before) - 1)], self._num_chars
-        )
-        readable = np.bincount(self._token, size, minlength=len(texts)).astype(np.int64)
-        self._readable = readable  # bytes of whole characters at its start
-        self._is_whole = readable == lengths
+    def __init__(self, arrays: TokenArrays) -> None:
+        self._arrays = arrays
+        self._longest = int(arrays.num_chars.max(initial=0))
+        first = arrays.num_chars.cumsum() - arrays.num_chars
+        self._token = np.repeat(np.arange(len(first)), arrays.num_chars)  # of each character
+        self._place = np.arange(len(arrays.char)) - first[self._token]  # and where in it
+        self._end = np.zeros(int(arrays.ids.max(initial=0)) + 1, np.int64)  # of each id
+        self._end[arrays.ids] = arrays.start + arrays.length
         self.slice = lru_cache(maxsize=32)(self._slice)
 
     def _slice(self, ranges: Ranges) -> Slice:
         """The tokens cut after their first characters of a set."""
+        arrays = self._arrays
         edges = np.array(ranges, np.int64).ravel()
-        inside = np.searchsorted(edges, self._chars, side="right") % 2 == 1
-        outside = np.flatnonzero(~inside[self._char])[::-1]
-        count, offset = self._num_chars.copy(), self._readable.copy()
+        is_inside = np.searchsorted(edges, arrays.code_points, side="right") % 2 == 1
+        outside = (~is_inside[arrays.char]).nonzero()[0][::-1]
+        count, offset = arrays.num_chars.copy(), arrays.readable.copy()
         # subtle: backwards, so that of a token's characters outside the first one is written last
         count[self._token[outside]] = self._place[outside]
-        offset[self._token[outside]] = self._offset[outside]
-        is_whole = self._is_whole & (count == self._num_chars)
-        whole = np.flatnonzero(is_whole)
+        offset[self._token[outside]] = arrays.char_offset[outside]
+        is_whole = offset == arrays.length
+        whole = is_whole.nonzero()[0]
         whole = whole[np.argsort(count[whole], kind="stable")]
         longest = int(count.max(initial=0))
-        rest = np.flatnonzero(~is_whole)
-        group = count[rest] * 256 + self._bytes[self._start[rest] + offset[rest]]
+        rest = (~is_whole).nonzero()[0]
+        group = count[rest] * 256 + arrays.joined[arrays.start[rest] + offset[rest]]
         order = np.argsort(group, kind="stable")
         rest = rest[order]
         groups, first, size = np.unique(group[order], return_index=True, return_counts=True)
         return Slice(
-            whole=self._ids[whole],
+            whole=arrays.ids[whole],
             num_whole=np.searchsorted(count[whole], np.arange(longest + 1), side="right"),
             longest=longest,
-            rest=self._ids[rest],
-            at=self._start[rest] + offset[rest],
+            rest=arrays.ids[rest],
+            at=arrays.start[rest] + offset[rest],
             chars=groups // 256,
             byte=groups % 256,
             first=first,
@@ -147,17 +131,9 @@ class TokenChars:
             going = (~done).nonzero()[0]
             tokens, at, states = tokens[going], at[going], states[going]
             rows = automaton.rows(states)
-            states = automaton.table[rows, self._bytes[at]]
+            states = automaton.table[rows, self._arrays.joined[at]]
             alive = states.nonzero()[0]
             tokens, at, states = tokens[alive], at[alive] + 1, states[alive]
-
-
-def _readable(data: bytes) -> str:
-    """The whole characters that the bytes begin with."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        return data[: error.start].decode()
 
 
 def spread(firsts: Int, counts: Int) -> Int:

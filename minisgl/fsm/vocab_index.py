@@ -14,26 +14,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
-from minisgl.fsm.slices import TokenChars, spread
+from minisgl.fsm.slices import Slices, spread
+from minisgl.fsm.token_arrays import Int, token_arrays
+from minisgl.fsm.vocab_cache import cached
 
-Int = npt.NDArray[np.int64]
 Row = npt.NDArray[np.int32]
 
 
 class VocabIndex:
     """The vocabulary of one model, made once and shared by all patterns.
 
-    Nodes are numbered level by level, so that a node's children stand side by side.
-
     Args:
         token_bytes: what each token adds to a text; empty for ids that add nothing.
         stop_ids: the ids that end an answer, unless its guide is told of others; never text.
         special_ids: other ids whose tokens are no text, whatever their name.
+        cache: a directory to keep what is made of the tokens in, for the next time.
 
     Attributes:
         vocab_size: how many ids there are.
@@ -52,6 +53,8 @@ class VocabIndex:
         token_bytes: Sequence[bytes],
         stop_ids: Collection[int] = (),
         special_ids: Collection[int] = (),
+        *,
+        cache: Path | None = None,
     ) -> None:
         self.vocab_size = len(token_bytes)
         self.num_words = -(-self.vocab_size // 32)
@@ -60,9 +63,9 @@ class VocabIndex:
         self._bytes = [
             b"" if i in no_text else data for i, data in enumerate(token_bytes)
         ]  # fmt: skip
-        self._build_tree()
-        self._chars = TokenChars(self._bytes)
-        self.reach = self._num_levels
+        self._arrays = cached(self._bytes, cache) if cache else token_arrays(self._bytes)
+        self._slices = Slices(self._arrays)
+        self.reach = int(self._arrays.length.max(initial=0))
         self.rows: Row = np.zeros((16, self.num_words), np.int32)
         self.num_rows = 0
         self._row_of: dict[bytes, int] = {}
@@ -88,46 +91,12 @@ class VocabIndex:
         """What the token adds to a text; empty if it is none."""
         return self._bytes[token] if 0 <= token < self.vocab_size else b""
 
-    # ------------------------------------------------------------------ the tree
-
-    def _build_tree(self) -> None:
-        """A node for each distinct start of a token: in sorted order they stand side by side."""
-        order = sorted((data, i) for i, data in enumerate(self._bytes) if data)
-        ids = np.array([i for _, i in order], np.int64)
-        lengths = np.array([len(data) for data, _ in order], np.int64)
-        joined = np.frombuffer(b"".join(data for data, _ in order), np.uint8)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        self._num_levels = int(lengths.max(initial=0))
-        parents, levels = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
-        node_of = np.zeros(len(order), np.int64)  # of each token's first bytes so far
-        num_nodes = 1  # node 0 is the root
-        for depth in range(self._num_levels):
-            longer = np.flatnonzero(lengths > depth)
-            byte, parent = joined[starts[longer] + depth], node_of[longer]
-            is_new = np.ones(len(longer), bool)
-            is_new[1:] = (byte[1:] != byte[:-1]) | (parent[1:] != parent[:-1])
-            node_of[longer] = num_nodes + np.cumsum(is_new) - 1
-            num_nodes += int(is_new.sum())
-            parents.append(parent[is_new])
-            levels.append(byte[is_new])
-        parent = np.concatenate(parents)  # of nodes 1, 2, ...
-        self._byte: Int = np.concatenate([[0], *levels]).astype(np.int64)  # [num_nodes]
-        self._num_children: Int = np.bincount(parent, minlength=num_nodes)
-        # subtle: children of earlier nodes come earlier, so counting up gives each first child
-        self._first_child: Int = np.cumsum(self._num_children) - self._num_children + 1
-        # Of the tokens with equal bytes one stands in the tree, and the others copy its bit.
-        self._token: Int = np.full(num_nodes, -1, np.int64)
-        self._token[node_of] = ids
-        chosen = self._token[node_of] if len(ids) else ids
-        self._copies: Int = ids[chosen != ids]
-        self._originals: Int = chosen[chosen != ids]
-
     def _find_node(self, start: bytes) -> int | None:
         """The node of a token's first bytes; None if no token begins so."""
         node = 0
         for byte in start:
-            first = int(self._first_child[node])
-            siblings = self._byte[first : first + int(self._num_children[node])]
+            first = int(self._arrays.first_child[node])
+            siblings = self._arrays.node_byte[first : first + int(self._arrays.num_children[node])]
             place = int(np.searchsorted(siblings, byte))
             if place == len(siblings) or siblings[place] != byte:
                 return None
@@ -141,7 +110,7 @@ class VocabIndex:
 
         And how many characters the walk saw: states that differ further on have the same tokens.
         """
-        wide = self._chars.walk(automaton, state)
+        wide = self._slices.walk(automaton, state)
         if wide is not None:
             return wide
         levels = list(self._levels(automaton, state, 0))
@@ -152,14 +121,14 @@ class VocabIndex:
         nodes, states = np.array([node], np.int64), np.array([state], np.int32)
         while len(nodes):
             rows = automaton.rows(states)
-            counts = self._num_children[nodes]
-            nodes = spread(self._first_child[nodes], counts)
-            states = automaton.table[np.repeat(rows, counts), self._byte[nodes]]
+            counts = self._arrays.num_children[nodes]
+            nodes = spread(self._arrays.first_child[nodes], counts)
+            states = automaton.table[np.repeat(rows, counts), self._arrays.node_byte[nodes]]
             alive = states.nonzero()[0]
             nodes, states = nodes[alive], states[alive]
-            ids = self._token[nodes]
+            ids = self._arrays.node_token[nodes]
             yield ids[ids >= 0]
-            inner = self._num_children[nodes].nonzero()[0]
+            inner = self._arrays.num_children[nodes].nonzero()[0]
             nodes, states = nodes[inner], states[inner]
 
     def allows_longer(
@@ -170,7 +139,7 @@ class VocabIndex:
         if node is None or not state:
             return False
         for ids in self._levels(automaton, state, node):
-            copies = self._copies[np.isin(self._originals, ids)]
+            copies = self._arrays.copies[np.isin(self._arrays.originals, ids)]
             if not {*ids.tolist(), *copies.tolist()} <= {*stop_ids}:
                 return True
         return False
@@ -182,8 +151,8 @@ class VocabIndex:
         """
         bits = np.zeros(self.num_words * 32, np.uint8)
         bits[ids] = 1
-        if len(self._copies):
-            bits[self._copies] = bits[self._originals]
+        if len(self._arrays.copies):
+            bits[self._arrays.copies] = bits[self._arrays.originals]
         bits[list(stop_ids)] = is_complete
         return np.packbits(bits, bitorder="little").view(np.int32)
 

@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 
 from minisgl.fsm import Automaton, ByteAutomaton, Guide, VocabIndex, parse, parse_schema
 from minisgl.fsm.masks import masks_of
+from scripts.bench.common import seconds
 from scripts.bench.fsm_peers import PEERS, Matcher, Peer, installed
 
 IP = r"((25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)\.){3}(25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
@@ -202,7 +204,7 @@ def along(
 def measure(name: str, peer: Peer, pattern: str, drawn: Sequence[Sequence[int]]) -> float | None:
     """Print a row of the table; the seconds of a cold start."""
     try:
-        seconds = cold(peer, pattern)
+        first_mask = cold(peer, pattern)
         if isinstance(peer, Ours):  # one compiled pattern, as a server has it
             masks_of.cache_clear()
             first = peer.matcher(pattern, is_schema=is_schema(pattern))
@@ -216,7 +218,7 @@ def measure(name: str, peer: Peer, pattern: str, drawn: Sequence[Sequence[int]])
             def start() -> Matcher:
                 return peer.matcher(pattern, is_schema=is_schema(pattern))
 
-        few = drawn if seconds < 0.3 else drawn[:3]
+        few = drawn if first_mask < 0.3 else drawn[:3]
         masks, steps, refused = along(start, few)
     except (ValueError, RuntimeError) as error:
         print(f"{'':16} {name:14} refused: {str(error).splitlines()[0][:80]}", flush=True)
@@ -224,11 +226,21 @@ def measure(name: str, peer: Peer, pattern: str, drawn: Sequence[Sequence[int]])
     p50, p99 = np.percentile(masks, [50, 99]) * 1e6
     step = statistics.median(steps) * 1e6
     print(
-        f"{'':16} {name:14} {seconds * 1e3:9.2f} {p50:9.2f} {p99:8.0f} {step:8.2f}"
+        f"{'':16} {name:14} {first_mask * 1e3:9.2f} {p50:9.2f} {p99:8.0f} {step:8.2f}"
         f" {len(masks):6} {refused or '':>8}",
         flush=True,
     )
-    return seconds
+    return first_mask
+
+
+def index_times(pieces: Sequence[bytes], stop_ids: Sequence[int]) -> str:
+    """What a vocabulary's index costs, made anew and read from the disk; the best of five."""
+    with tempfile.TemporaryDirectory() as directory:
+        cache = Path(directory)
+        VocabIndex(pieces, stop_ids, cache=cache)
+        built = min(seconds(lambda: VocabIndex(pieces, stop_ids)) for _ in range(5))
+        read = min(seconds(lambda: VocabIndex(pieces, stop_ids, cache=cache)) for _ in range(5))
+    return f"index built in {built * 1e3:.0f} ms, read in {read * 1e3:.0f} ms"
 
 
 def full_index(vocab: VocabIndex) -> tuple[float, int]:
@@ -267,7 +279,7 @@ def main() -> None:
     vocab = VocabIndex(pieces, stop_ids)
     contestants: dict[str, Peer] = {"ours": Ours(vocab)}
     contestants |= installed(args.peers, directory, pieces, stop_ids)
-    print(f"{vocab.vocab_size} tokens")
+    print(f"{vocab.vocab_size} tokens, {index_times(pieces, stop_ids)}")
     print(
         f"{'pattern':16} {'':14} {'cold ms':>9} {'mask p50':>9} {'p99 us':>8} {'step us':>8}"
         f" {'masks':>6} {'refused':>8}"
@@ -277,15 +289,15 @@ def main() -> None:
         print(title)
         drawn = walks(PATTERNS[title], vocab, args.tokens)
         for name, peer in contestants.items():
-            seconds = measure(name, peer, PATTERNS[title], drawn)
-            if seconds is not None and title not in UNCOUNTED:
-                colds[name].append(seconds)
-    for name, all_seconds in colds.items():
-        if all_seconds:
-            mean = statistics.geometric_mean(all_seconds) * 1e3
-            print(f"geometric mean of cold, {len(all_seconds)} patterns: {name} {mean:.2f} ms")
-    seconds, states = full_index(vocab)
-    print(f"all {states} states of the thirteen: {seconds:.2f} s, {vocab.num_rows} rows")
+            first_mask = measure(name, peer, PATTERNS[title], drawn)
+            if first_mask is not None and title not in UNCOUNTED:
+                colds[name].append(first_mask)
+    for name, times in colds.items():
+        if times:
+            mean = statistics.geometric_mean(times) * 1e3
+            print(f"geometric mean of cold, {len(times)} patterns: {name} {mean:.2f} ms")
+    took, states = full_index(vocab)
+    print(f"all {states} states of the thirteen: {took:.2f} s, {vocab.num_rows} rows")
     rows = [random.Random(1).randrange(vocab.num_rows) for _ in range(256)]
     times = []
     for _ in range(50):
