@@ -34,12 +34,22 @@ def run_all(
     Args:
         return_exceptions: give the exception of a run that failed in its place; otherwise the first
             is raised when all have ended.
+
+    Raises:
+        ValueError: `num_threads` is no number of threads.
     """
     pool = ThreadPoolExecutor(_count(num_threads, len(runs)), "minisgl-program")
+    return _results(runs, pool, progress_bar=progress_bar, return_exceptions=return_exceptions)
+
+
+def _results(
+    runs: Sequence[Run], pool: ThreadPoolExecutor, *, progress_bar: bool, return_exceptions: bool
+) -> Iterator[ProgramState | BaseException]:
     first_error: Exception | None = None
+    futures: list[Future[None]] = []
     with background.hold():
-        futures = [pool.submit(run.execute) for run in runs]
         try:
+            futures += [pool.submit(run.execute) for run in runs]
             for i, (run, future) in enumerate(zip(runs, futures, strict=True)):
                 error = _wait_for(run, future)
                 if progress_bar:
@@ -53,7 +63,7 @@ def run_all(
             if first_error is not None:
                 raise first_error
         finally:  # an error, Ctrl-C, or the reader has left
-            for run, future in zip(runs, futures, strict=True):
+            for run, future in zip(runs, futures, strict=False):
                 if not future.cancel() and not (future.done() and run.state.is_done()):
                     run.program.cancel(ProgramCancelledError("the batch was left"))
             pool.shutdown()
@@ -64,7 +74,7 @@ def _count(num_threads: int | str, runs: int) -> int:
         num_threads = max(96, 16 * (os.cpu_count() or 1))
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
         raise ValueError(f'num_threads={num_threads!r}: give a whole number above 0, or "auto"')
-    return min(num_threads, runs)
+    return max(1, min(num_threads, runs))
 
 
 def _wait_for(run: Run, future: Future[None]) -> Exception | None:
