@@ -28,10 +28,10 @@ from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.door import Door, Prompt, is_single
 from minisgl.engine.handle import Handle
 from minisgl.engine.hardware import place
-from minisgl.engine.loop import EngineError, EngineLoop
+from minisgl.engine.loop import EngineLoop
 from minisgl.engine.memory import plan_memory
 from minisgl.engine.model_runner import ModelRunner
-from minisgl.engine.output import Chunk, Completion, Score
+from minisgl.engine.output import Chunk, Completion, EngineError, Score
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.scoring import join, score_of

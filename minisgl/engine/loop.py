@@ -1,8 +1,8 @@
 """The engine thread: take in what callers sent, run a step, hand out what it gave.
 
-    inbox --> receive --> schedule --> forward --> sample --> take: detokenize, finish, post
-                 ^                                                      |
-                 '------------------------------------------------------'
+    inbox --> receive --> schedule --> forward --> sample --> answers (answers.py)
+                 ^                                               |
+                 '-----------------------------------------------'
 
 Everything below `Scheduler` and `ModelRunner` happens on this one thread, so nothing there needs a
 lock.  Every request that `submit` took ends with exactly one final event in its mailbox: a
@@ -19,21 +19,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from minisgl.engine.logprobs import add_prompt_logprobs, has_nan, output_logprobs
+from minisgl.engine.answers import Answers
+from minisgl.engine.logprobs import add_prompt_logprobs, output_logprobs
 from minisgl.engine.model_runner import ModelRunner
-from minisgl.engine.output import Completion, FinishReason, TokenLogprob
+from minisgl.engine.output import EngineError
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.stats import Meter, Stats, percentile
 from minisgl.engine.trace import Times, Trace
-from minisgl.fsm import TooComplexError
 
 T = TypeVar("T")
-
-
-class EngineError(RuntimeError):
-    """The engine failed, or is closed; every waiting caller gets one."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +68,8 @@ class EngineLoop:
         self.runner = runner
         self.trace = trace
         self.meter = Meter()
+        self.answers = Answers(scheduler, runner, self.meter, trace)
         self._inbox: queue.SimpleQueue[list[Req] | _Abort | _Call | None] = queue.SimpleQueue()
-        self._live: set[Req] = set()  # whoever still waits for an end
         self._lock = threading.Lock()  # nobody submits between the end and the last words
         self._has_ended = False
         self._fault: BaseException | None = None  # what ended it, unless that was `close`
@@ -194,14 +190,12 @@ class EngineLoop:
     def _take_in(self, item: list[Req] | _Abort | _Call | None) -> bool:
         match item:
             case list():
-                self._live.update(item)
+                self.answers.live.update(item)
                 for req in item:
-                    self.meter.requests += 1
-                    self.scheduler.submit(req)
-                    self._begin(req)
+                    self.answers.add(req)
             case _Abort(req):
-                if req in self._live:
-                    self._finish(req, "abort", None)
+                if req in self.answers.live:
+                    self.answers.finish(req, "abort")
             case _Call():
                 item.run()
         return item is not _CLOSE
@@ -211,7 +205,7 @@ class EngineLoop:
         step = s.next_step()
         for req in s.stuck:
             # It alone fills the pool: it can't go on, and nobody can make room for it.
-            self._finish(req, "length", None)
+            self.answers.finish(req, "length")
         if not step:
             return
         self.meter.steps += 1
@@ -225,153 +219,10 @@ class EngineLoop:
         sampled = time.perf_counter()
         s.after_step(step)
         for req, token, logprob in zip(reqs, next_ids, logprobs, strict=True):
-            self._take(req, token, logprob)
+            self.answers.take(req, token, logprob)
         if self.trace is not None:
             times = Times(start, scheduled, computed, sampled, time.perf_counter())
             self.trace.step(step, times, s)
-
-    def _begin(self, req: Req) -> None:
-        """What the answer has to begin with is prefilled together with the prompt."""
-        if req.constraint is None or req.max_tokens == 0:
-            return
-        if req.params.prompt_logprobs_from is None:  # those are told before the answer begins
-            self._follow(req, None, "")
-
-    def _take(self, req: Req, token: int, logprob: TokenLogprob | None) -> None:
-        """`req`'s next token was sampled."""
-        if token < 0 or (not req.output_ids and has_nan(req)):
-            why = "the model's logits are NaN or infinite, or every token is forbidden"
-            self._fail(req, EngineError(f"no token can be sampled for this request: {why}"))
-            return
-        if req.max_tokens == 0:
-            self._finish(req, "length", None)
-            return
-        if not req.passes:
-            self.meter.ttft.append(time.perf_counter() - req.submitted_at)
-        req.passes += 1
-        req.output_ids.append(token)
-        if logprob is not None:
-            req.logprobs.append(logprob)
-        self.meter.output_tokens += 1
-        text = ""
-        may_stop = len(req.output_ids) > req.params.min_tokens
-        if req.constraint is not None and req.constraint.pending:
-            _, piece = req.constraint.pending.popleft()
-            self._go_on(req, req.detokenizer.push_bytes(piece, may_stop=may_stop))
-            return
-        if token not in req.stop_ids or req.params.no_stop_trim:
-            text = req.detokenizer.push([token], may_stop=may_stop)
-        if token in req.stop_ids:
-            self._finish(req, "stop", token, text)
-            return
-        if req.constraint is not None and req.detokenizer.stopped is None:
-            self._follow(req, token, text)
-        else:
-            self._go_on(req, text)
-
-    def _follow(self, req: Req, token: int | None, text: str) -> None:
-        """`req`'s pattern goes on by its next token, and by what is forced then."""
-        assert req.constraint is not None
-        try:
-            if req.constraint.fault is not None:
-                raise req.constraint.fault
-            if token is not None:
-                req.constraint.guide.advance(token)
-            text += self._jump(req)
-        except TooComplexError as fault:
-            self._fail(req, EngineError(f"this request's pattern grew too complex: {fault}"))
-        else:
-            self._go_on(req, text)
-
-    def _jump(self, req: Req) -> str:
-        """Write what the pattern forces, if anything; the text that it adds."""
-        constraint = req.constraint
-        assert constraint is not None
-        jump = constraint.jump(req.output_ids, req.max_tokens)
-        if jump is None:
-            return ""
-        old, new = req.output_ids, req.output_ids[: jump.start] + jump.ids
-        same = _common_prefix(old, new)
-        now = len(new) if constraint.jumps else min(same + 1, len(old))
-        req.output_ids, text = new[: jump.start], ""
-        for token, piece in zip(jump.ids, jump.added, strict=True):
-            if len(req.output_ids) == now:
-                constraint.pending.append((token, piece))
-                continue
-            if req.detokenizer.stopped is not None:
-                break
-            req.output_ids.append(token)
-            may_stop = len(req.output_ids) > req.params.min_tokens
-            text += req.detokenizer.push_bytes(piece, may_stop=may_stop)
-        if req.output_ids == old:
-            return text
-        if req.adjustments is not None:
-            req.adjustments.rewind(old, same)
-        self.meter.output_tokens += len(req.output_ids) - len(old)
-        self.scheduler.rewrite(req, len(req.prompt_ids) + same)
-        return text
-
-    def _go_on(self, req: Req, text: str) -> None:
-        """`text` was added to the answer, which may have come to its end."""
-        if req.detokenizer.stopped is not None:
-            self._finish(req, "stop", req.detokenizer.stopped, text)
-        elif req.constraint is not None and req.constraint.is_complete:
-            self._finish(req, "stop", None, text)
-        elif len(req.output_ids) == req.max_tokens:
-            self._finish(req, "length", None, text)
-        elif text:
-            self._post(req, text)
-
-    def _post(self, req: Req, text: str, *, is_last: bool = False) -> None:
-        """The text so far, and those ids that will stay."""
-        final = len(req.output_ids)
-        if req.constraint is not None and not is_last:
-            final = min(final, req.constraint.final)
-        req.mailbox.add(text, req.output_ids[req.sent : final])
-        req.sent = final
-
-    def _finish(
-        self, req: Req, reason: FinishReason, match: str | int | None, text: str = ""
-    ) -> None:
-        self._leave(req, reason)
-        asked = req.params
-        text += req.detokenizer.finish()
-        self._post(req, text, is_last=True)
-        req.mailbox.end(
-            Completion(
-                request_id=req.id,
-                index=req.index,
-                text=req.detokenizer.text,
-                token_ids=list(req.output_ids),
-                finish_reason=reason,
-                stop_match=match,
-                prompt_tokens=len(req.prompt_ids),
-                cached_tokens=req.cached_tokens,
-                completion_tokens=len(req.output_ids),
-                forward_passes=req.passes,
-                logprobs=None if asked.logprobs is None else list(req.logprobs),
-                prompt_logprobs=(
-                    None if asked.prompt_logprobs_from is None else list(req.prompt_logprobs)
-                ),
-                removed=None if req.constraint is None else list(req.constraint.removed),
-            )
-        )
-        self._live.remove(req)  # last: until then a fault has to be told
-
-    def _fail(self, req: Req, error: BaseException) -> None:
-        self._leave(req, "error")
-        self.runner.scrub(req)
-        req.mailbox.end(error)
-        self._live.remove(req)
-
-    def _leave(self, req: Req, reason: str) -> None:
-        """`req` gives back what it holds, and is counted."""
-        self.scheduler.finish(req, keep=reason != "error")
-        if req.was_admitted:
-            self.meter.prompt_tokens += len(req.prompt_ids)
-            self.meter.cached_tokens += req.cached_tokens
-        if self.trace is not None:
-            self.trace.end(req, reason)
 
     def _last_words(self, fault: BaseException | None) -> None:
         """Answer everybody who still waits, once."""
@@ -380,21 +231,14 @@ class EngineLoop:
         while not self._inbox.empty():
             match self._inbox.get():
                 case list(reqs):
-                    self._live.update(reqs)
+                    self.answers.live.update(reqs)
                 case _Call() as call:
                     call.future.set_exception(self._why_ended())
         # Not asked of the scheduler, which may be what failed.
-        for req in self._live:
+        for req in self.answers.live:
             req.mailbox.end(self._why_ended())
         if self.trace is not None:
-            for req in self._live:
+            for req in self.answers.live:
                 self.trace.end(req, "error")
             self.trace.close()
-        self._live.clear()
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+        self.answers.live.clear()

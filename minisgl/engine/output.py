@@ -1,4 +1,5 @@
-"""What a caller gets back: `Completion`, and `Chunk` while it streams; `Score` from `score`."""
+"""What a caller gets back: `Completion`, and `Chunk` while it streams; `Score` from `score`; or an
+`EngineError`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class EngineError(RuntimeError):
+    """The engine, or one request in it, failed, or the engine is closed."""
 
 
 @dataclass(frozen=True)

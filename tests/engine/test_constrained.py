@@ -187,6 +187,13 @@ class TestJumpForward:
         assert done.token_ids == encode(" token|")
         assert done.forward_passes == 1
         assert [i for chunk in handle for i in chunk.token_ids] == done.token_ids
+        told = engine.generate(
+            PROMPT, follow(r"( token\||x)", logit_bias={half: 100.0}, logprobs=0)
+        )
+        assert (told.token_ids, told.text) == (done.token_ids, done.text)
+        assert told.logprobs is not None
+        (score,) = engine.score(PROMPT, [told.token_ids])
+        assert [each.logprob for each in told.logprobs] == pytest.approx(score.logprobs, abs=1e-4)
 
     def test_ids_and_text_of_a_stream_are_never_taken_back(self, engine: Engine) -> None:
         for regex in PATTERNS:
@@ -467,7 +474,7 @@ class TestJson:
     @pytest.mark.parametrize("space", [0, 3])
     def test_the_answer_is_valid(self, engine: Engine, schema: Any, space: int) -> None:
         params = SamplingParams(
-            json_schema=schema, json_space=space, temperature=1.0, seed=3, n=4, max_tokens=300
+            json_schema=schema, json_space=space, temperature=1.0, seed=3, n=3, max_tokens=150
         )
         plain = json.loads(_as_json(schema))
         for done in engine.generate(PROMPT, params):  # type: ignore[union-attr]
