@@ -18,10 +18,13 @@ from enum import Enum
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from minisgl.lang.ir import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+from minisgl.lang.ir import REGEX_BOOL, REGEX_STR
 
-_PLAIN = {int: REGEX_INT, float: REGEX_FLOAT, bool: REGEX_BOOL, str: REGEX_STR}
-_BY_NAME = {kind.__name__: kind for kind in _PLAIN}
+_BY_NAME = {kind.__name__: kind for kind in (int, float, bool, str)}
+_NUMBERS = {
+    int: (r"[-+]?[0-9]{1,18}", "+-"),
+    float: (r"[-+]?[0-9]{0,18}\.?[0-9]{1,18}", "+-."),
+}
 
 
 @dataclass(frozen=True)
@@ -53,29 +56,76 @@ def reading_of(dtype: Any) -> Reading:
     if get_origin(dtype) is Literal:
         return Reading({"regex": _one_of(get_args(dtype))})
     if dtype in (int, float):
-        return Reading({"regex": _PLAIN[dtype]}, stop=(" ", "\n"))
+        return _number(*_NUMBERS[dtype])
     if dtype in (bool, str):
-        return Reading({"regex": _PLAIN[dtype]})
-    if isinstance(dtype, type) and issubclass(dtype, Enum):
-        members = {str(member.value): member for member in dtype}
-        return Reading({"regex": _one_of(members)}, parse=members.__getitem__)
-    if hasattr(dtype, "model_validate_json"):
-        return Reading({"json_schema": dtype}, parse=dtype.model_validate_json)
-    if isinstance(dtype, type) and dataclasses.is_dataclass(dtype):
-        return Reading({"json_schema": dtype}, parse=partial(_parse_dataclass, dtype))
-    raise ValueError(
+        return Reading({"regex": REGEX_BOOL if dtype is bool else REGEX_STR})
+    if isinstance(dtype, type):
+        return _object(dtype)
+    raise _unknown(dtype)
+
+
+def _object(kind: Any) -> Reading:
+    if issubclass(kind, Enum):
+        members = {str(member.value): member for member in kind}
+        return Reading({"regex": _one_of(members)}, parse=partial(_read, kind, members.get))
+    if hasattr(kind, "model_validate_json"):  # a pydantic model
+        schema = _closed(kind.model_json_schema())
+        return Reading(
+            {"json_schema": schema}, parse=partial(_read, kind, kind.model_validate_json)
+        )
+    if dataclasses.is_dataclass(kind):
+        build = partial(_read, kind, lambda text: _build(kind, json.loads(text)))
+        return Reading({"json_schema": kind}, parse=build)
+    raise _unknown(kind)
+
+
+def _unknown(dtype: Any) -> ValueError:
+    return ValueError(
         f"dtype={dtype!r}: choose int, float, bool, str, Literal[...], an Enum, a dataclass or a "
         "pydantic model"
     )
 
 
+def _number(pattern: str, inside: str) -> Reading:
+    """A number, after which the model may go on with what it wants to say: there the answer stops.
+
+    If nothing could follow, a model that wants to say "24 hours", and has no token for "24 " alone,
+    would rather say 240000.  The whole next token is in the pattern, and none of it in the answer.
+    """
+    ends = [c for c in map(chr, (9, 10, *range(32, 127))) if not c.isdigit() and c not in inside]
+    first = "".join(map(re.escape, ends))
+    return Reading({"regex": rf"{pattern}([{first}][\s\S]{{0,15}})?"}, stop=tuple(ends))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema of a class that has these fields and no others."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _read(kind: Any, parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        value = parse(text)
+        if value is not None:
+            return value
+    except ValueError as error:
+        raise ValueError(_no_value(kind, text)) from error
+    raise ValueError(_no_value(kind, text))
+
+
+def _no_value(kind: Any, text: str) -> str:
+    return f"the answer {text!r} is no {kind.__name__}; if it was cut off, give more max_tokens"
+
+
 def _one_of(values: Any) -> str:
     # Python's escape, without what it escapes needlessly: patterns are read by people too.
     return "(" + "|".join(re.escape(str(value)).replace(r"\ ", " ") for value in values) + ")"
-
-
-def _parse_dataclass(kind: type, text: str) -> Any:
-    return _build(kind, json.loads(text))
 
 
 def _build(kind: Any, value: Any) -> Any:
