@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
+from minisgl.engine.answers import Answers
 from minisgl.engine.engine import EngineError
-from minisgl.engine.loop import EngineLoop
 from minisgl.engine.trace import Trace
 from scripts.show.schedule import make_request, make_scheduler, simulate, tight
 
@@ -238,11 +238,11 @@ def test_the_file_opens_before_the_end_and_after_a_death(
         assert len(steps(json.loads(text + "]"))) == 8
         taken = threading.Event()
 
-        def dies(self: EngineLoop, *_: Any) -> None:
+        def dies(self: Answers, *_: Any) -> None:
             taken.set()
             raise MemoryError("no room")
 
-        monkeypatch.setattr(EngineLoop, "_take", dies)
+        monkeypatch.setattr(Answers, "take", dies)
         with pytest.raises(EngineError, match="no room"):
             engine.generate(PROMPTS[1], greedy())
         assert taken.is_set()
