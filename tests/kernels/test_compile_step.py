@@ -2,7 +2,7 @@
 
 The ledger of test_compile.py holds each launcher at the sizes of real models.  Here the engine
 calls them: its own types and views, prompts and decodes in one step, shared prefixes, a recorded
-step, penalties and log-probabilities.  Tensors are "meta", so nothing is computed.
+step, penalties, a pattern and log-probabilities.  Tensors are "meta", so nothing is computed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.detokenizer import Detokenizer
 from minisgl.engine.adjustments import Adjustments
+from minisgl.engine.constrained import Constraint, MaskTable
 from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.logprobs import output_logprobs
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
 from minisgl.engine.scheduler import Extend, Scheduler, Step
+from minisgl.fsm import Guide, VocabIndex, compile_regex
 from minisgl.models.config import ModelConfig, RopeConfig
 from minisgl.models.llama import LlamaForCausalLM
 from minisgl.sampling import SamplingParams
@@ -67,6 +69,8 @@ class Runner:
         self.scheduler = Scheduler(pool, ReqToToken(32, 4096, META))
         self.runner = ModelRunner(net, self.scheduler, None)
         self.tokenizer = Tokenizer(tokenizer)
+        self.vocab = VocabIndex([str(i).encode() for i in range(model.vocab)], stop_ids=[0])
+        self.masks = MaskTable(self.vocab, META)
 
     def req(self, output: int = 2, prompt: int = 3) -> Req:
         tokens = list(range(5, 5 + prompt))
@@ -78,10 +82,15 @@ class Runner:
             seed=1,
             detokenizer=Detokenizer(self.tokenizer),
             adjustments=Adjustments(SETTINGS, tokens, []),
+            constraint=self.constraint(),
             output_ids=list(range(8, 8 + output)),
             row=self.scheduler.req_to_token.alloc_row(),
             kv_len=prompt + output - 1 if output else 0,
         )
+
+    def constraint(self) -> Constraint:
+        guide = Guide(compile_regex("[1-9]*"), self.vocab)
+        return Constraint(guide, self.masks, lambda text: [], (), jumps=False)
 
     def mixed(self) -> None:
         """Three decodes, a whole prompt, and a chunk of a long one; sampling with everything on."""
@@ -139,7 +148,7 @@ def test_every_launch_of_a_step_compiles_and_fits(
         assert names(launches) >= {
             "embedding", "rms_norm", "rotary", "kv_store", "extend_attention", "decode_attention",
             "merge_partials", "linear", "silu_and_mul", "sample", "logprob", "adjust_logits",
-            "tile_tops", "merge_tops",
+            "tile_tops", "merge_tops", "vocab_mask",
         }  # fmt: skip
         start = len(launches)
         runner.shared()
