@@ -50,8 +50,9 @@ from minisgl.lang.choices import (
 )
 from minisgl.lang.config import global_config
 from minisgl.lang.function import Function
+from minisgl.lang.group import ProgramStateGroup
 from minisgl.lang.program import ProgramCancelledError
-from minisgl.lang.state import ProgramState, ProgramStateGroup
+from minisgl.lang.state import ProgramState
 
 if TYPE_CHECKING:
     from minisgl.lang.backends.engine import Engine, Runtime

@@ -9,6 +9,7 @@ qa.run("Why is the sky blue?", temperature=0)["answer"]
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from minisgl.lang.batch import run_all
 from minisgl.lang.config import global_config
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.prefix import constant_prefix
-from minisgl.lang.program import Program
+from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.run import Run
 from minisgl.lang.settings import is_setting, settings
 from minisgl.lang.state import ProgramState
@@ -68,7 +69,10 @@ class Function(Generic[P, R]):
             BaseException: what went wrong in the program; when streaming, whoever reads gets it.
         """
         own, given = self._split(arguments)
-        run = self._prepare(args, own, given, as_backend(backend), is_streaming=stream)
+        chosen = as_backend(backend)
+        run = self._prepare(
+            args, own, settings(given), chosen, is_streaming=stream, until_return=stream
+        )
         if stream:
             run.start()
         else:
@@ -77,6 +81,22 @@ class Function(Generic[P, R]):
         return run.state
 
     __call__ = run
+
+    async def arun(self, *args: Any, backend: Any = None, **arguments: Any) -> ProgramState:
+        """`run` for a coroutine, on any event loop.  Cancelling it ends the program.
+
+        The function runs in a thread of its own, as it would with `run(..., stream=True)`.
+        """
+        own, given = self._split(arguments)
+        chosen = await asyncio.to_thread(as_backend, backend)
+        run = self._prepare(args, own, settings(given), chosen, until_return=True)
+        run.start()
+        try:
+            await run.state.async_sync()
+        except asyncio.CancelledError:
+            run.program.cancel(ProgramCancelledError("the program was cancelled"))
+            raise
+        return run.state
 
     def run_batch(
         self,
@@ -111,7 +131,8 @@ class Function(Generic[P, R]):
         if strange:
             raise TypeError(f"run_batch() has no argument {strange[0]!r}, and it is no setting")
         chosen = as_backend(backend)
-        runs = [self._prepare(*_arguments(item), given, chosen) for item in batch_kwargs]
+        common = settings(given)
+        runs = [self._prepare(*_arguments(item), common, chosen) for item in batch_kwargs]
         if len(runs) > 1 and global_config.enable_precache_with_tracing:
             with contextlib.suppress(Exception):  # what is wrong, the programs will say
                 self.cache(chosen)
@@ -155,17 +176,18 @@ class Function(Generic[P, R]):
         self,
         args: tuple[Any, ...],
         own: Mapping[str, Any],
-        given: Mapping[str, Any],
+        common: Mapping[str, Any],
         backend: Backend,
         *,
         is_streaming: bool = False,
+        until_return: bool = False,
     ) -> Run:
         try:
             arguments = self._signature.bind(*args, **{**own, **self.bound})
         except TypeError as error:
             raise TypeError(f"{self}: {error}") from None
-        program = Program(backend, settings(given), is_streaming)
-        state = ProgramState(StreamExecutor(program), until_return=is_streaming)
+        program = Program(backend, common, is_streaming)
+        state = ProgramState(StreamExecutor(program), until_return=until_return)
         return Run(self.func, state, arguments)
 
     def _split(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

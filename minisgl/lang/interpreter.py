@@ -15,8 +15,7 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from minisgl.lang import ir
 from minisgl.lang.backends.base import Answer, Backend
@@ -25,49 +24,10 @@ from minisgl.lang.changes import Changes
 from minisgl.lang.config import global_config
 from minisgl.lang.context import Context
 from minisgl.lang.outline import Outline
+from minisgl.lang.primitives import Adopt, HandOver, Item, Join, value_of
 from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.source_line import add_line, program_line
 from minisgl.lang.variables import Failure, Variable
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """Tell `receiver` the context that the stream has here."""
-
-    receiver: Future[Context]
-
-
-@dataclass(frozen=True)
-class Adopt:
-    """Begin with the context that another stream hands over."""
-
-    source: Future[Context]
-
-
-@dataclass(frozen=True)
-class Join:
-    """Append what branches have said since they began."""
-
-    sources: tuple[tuple[Future[Context], Future[Context]], ...]  # (at its begin, now) of each
-
-
-Primitive: TypeAlias = ir.Node | HandOver | Adopt | Join
-
-
-@dataclass(frozen=True)
-class Item:
-    """In the queue: a primitive, the variable it sets, and where in the program it was written."""
-
-    node: Primitive
-    variable: Variable | None
-    line: str
-
-    def fail(self, failure: Failure) -> None:
-        """It will never run, or went wrong."""
-        if self.variable is not None:
-            self.variable.fail(failure)
-        if isinstance(self.node, HandOver) and not self.node.receiver.done():
-            self.node.receiver.set_exception(failure.error)
 
 
 class StreamExecutor:
@@ -210,7 +170,7 @@ class StreamExecutor:
                     self.changes.tell()
                     return None
                 item = self._item = self._queue.popleft()
-            if _waits(item.node):
+            if item.waits:
                 return item
             try:
                 self._move_to(self._after(item))
@@ -297,10 +257,10 @@ class StreamExecutor:
                 item.variable.set(decision.decision, decision.meta_info)
                 return context.say(decision.decision)
             case Adopt(source):
-                return await _value_of(source)
+                return await value_of(source)
             case Join(sources):
                 for begin, end in sources:
-                    said = await _value_of(end)
+                    said = await value_of(end)
                     context = context.continued_by(said, len(begin.result().text))
                 return context
         raise AssertionError(f"{item.node} does not wait")
@@ -325,21 +285,6 @@ class StreamExecutor:
         else:
             variable.set(values, metas, text=text)
         return context.say(text)
-
-
-def _waits(node: Primitive) -> bool:
-    match node:
-        case ir.Gen() | ir.Select() | Join():
-            return True
-        case Adopt(source):
-            return not source.done()
-        case _:
-            return False
-
-
-async def _value_of(context: Future[Context]) -> Context:
-    # Shielded, since others wait for it too: who is cancelled leaves it as it is.
-    return await asyncio.shield(asyncio.wrap_future(context))
 
 
 def _hint(backend: Backend) -> Future[Context]:

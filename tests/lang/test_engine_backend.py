@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
+import shutil
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +21,13 @@ from hypothesis import strategies as st
 
 import minisgl.lang as sgl
 from minisgl import Engine, SamplingParams
+from minisgl.chat_template import ChatTemplate
 from minisgl.engine.engine import EngineError
 from minisgl.lang.backends import as_backend
 from minisgl.lang.backends.engine import EngineBackend
+from minisgl.lang.context import Context
+from minisgl.tokenizer import Tokenizer
+from tests import toy_tokenizers as toys
 from tests.engine.common import assert_all_free, fp32
 from tests.lang.fake import no_thread_stays
 
@@ -124,6 +131,31 @@ class TestGen:
         done = engine.generate(PROMPTS[0], params)
         assert isinstance(done, list)
         assert f.run(backend=engine)["x"] == [completion.text for completion in done]
+
+    def test_nothing_is_generated_and_a_hundred_suffixes_are_scored(self, engine: Engine) -> None:
+        """C12, C8: from the given position on, and all before it comes from the cache."""
+        prefix = "Two requests that begin alike share the work, and the tree knows"
+        start = len(engine.tokenizer.encode(prefix)) - 1
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += prefix
+            forks = s.fork(100)
+            forks += lambda i: (
+                f" {i}" + sgl.gen("x", max_tokens=0, return_logprob=True, logprob_start_len=start)
+            )
+            forks.join()
+            s["metas"] = [t.get_meta_info("x") for t in forks]
+
+        state = f.run(backend=engine)
+        assert state["x"] == [""] * 100
+        expected = engine.score(prefix, [f" {i}" for i in range(100)])
+        for meta, score in zip(state["metas"], expected, strict=True):
+            told = meta["input_token_logprobs"]
+            assert [t[1] for t in told] == list(score.token_ids)
+            assert [t[0] for t in told] == pytest.approx(score.logprobs, abs=1e-4)
+            assert meta["completion_tokens"] == 0
+        assert sum(meta["cached_tokens"] >= start for meta in state["metas"]) >= 99
 
     def test_of_nothing_is_an_error_and_the_next_one_is_served(self, engine: Engine) -> None:
         """E2: the tiny model has no BOS, so an empty prompt has no token to go on from."""
@@ -416,6 +448,51 @@ class TestEnds:
         del engine
         gc.collect()
         assert gone() is None
+
+
+class TestChat:
+    @pytest.mark.parametrize("adds_bos", [True, False])
+    def test_a_conversation_has_the_tokens_of_the_template_and_one_bos(
+        self, tmp_path: Path, adds_bos: bool
+    ) -> None:
+        """E16: the template prints it, the tokenizer would add it; and plain text has it too."""
+        toys.sentencepiece(tmp_path, chat_template=toys.MISTRAL, add_bos=adds_bos)
+        tokenizer, template = Tokenizer(tmp_path), ChatTemplate(tmp_path)
+        backend = object.__new__(EngineBackend)
+        backend.engine = SimpleNamespace(tokenizer=tokenizer, chat_template=template)  # type: ignore
+        words = ["Hi there </s>", "STOP", "Hi"]
+        messages = [
+            {"role": role, "content": text}
+            for role, text in zip(("user", "assistant", "user"), words, strict=True)
+        ]
+        context = Context()
+        for message in messages:
+            context = context.begin_role(message["role"], backend.chat).say(message["content"])
+            context = context.end_role(backend.chat)
+        ids = backend._encode(context)
+        assert ids == template.encode(messages, tokenizer)
+        assert ids.count(tokenizer.bos_token_id) == 1
+        plain = backend._encode(Context().say("Hi there"))
+        assert plain == tokenizer.encode("Hi there", add_special_tokens=True)
+
+    def test_a_model_without_a_template_is_no_chat_model(
+        self, tiny_model_dir: Path, tmp_path: Path
+    ) -> None:
+        """E15: none is made up."""
+        path = tmp_path / "plain"
+        shutil.copytree(tiny_model_dir, path)
+        config = json.loads((path / "tokenizer_config.json").read_text())
+        config.pop("chat_template", None)
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+        (path / "chat_template.jinja").unlink(missing_ok=True)
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += "plain text works" + sgl.gen("x", max_tokens=1)
+            s += sgl.user("Hi")
+
+        with fp32(str(path)) as engine, pytest.raises(ValueError, match="no chat template"):
+            f.run(backend=engine)
 
 
 class TestBackends:

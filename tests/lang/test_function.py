@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import signal
@@ -251,8 +252,6 @@ class TestBatch:
         class Slow(FakeBackend):
             async def generate(self, context: Any, params: Any) -> Any:
                 while "last" in context.text and not blocked.is_set():
-                    import asyncio
-
                     await asyncio.sleep(0.001)
                 return await super().generate(context, params)
 
@@ -327,6 +326,36 @@ except KeyboardInterrupt:
         finally:
             process.kill()
         assert (said.split(" [")[0], process.returncode) == ("interrupted 0", 0)
+
+
+class TestCoroutines:
+    def test_programs_can_be_awaited_together(self) -> None:
+        backend = FakeBackend(delay=lambda _: 0.01)
+
+        async def main() -> list[sgl.ProgramState]:
+            return await asyncio.gather(*(qa.arun(str(i), backend=backend) for i in range(5)))
+
+        with no_thread_stays():
+            states = asyncio.run(main())
+        assert [s["x"] for s in states] == [words(f"Q: {i}\nA:", 8) for i in range(5)]
+        assert [s.ret_value for s in states] == list("01234")
+
+    def test_errors_are_raised_and_cancelling_ends_the_program(self) -> None:
+        with no_thread_stays(), pytest.raises(Boom):
+            asyncio.run(qa.arun("why", backend=FakeBackend(fails=lambda _: True)))
+        backend = FakeBackend(delay=lambda _: 60)
+
+        async def main() -> None:
+            task = asyncio.create_task(qa.arun("why", backend=backend))
+            while not backend.running:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        with no_thread_stays():
+            asyncio.run(main())
+        assert (backend.aborted, backend.running) == (1, 0)
 
 
 class TestConstantPrefix:
