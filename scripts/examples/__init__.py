@@ -1,0 +1,1 @@
+"""Programs in `minisgl.lang`, one idea each: `python -m scripts.examples.essay_judge`."""

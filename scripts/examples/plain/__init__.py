@@ -1,0 +1,1 @@
+"""The same work without a language for it, for comparison."""
