@@ -22,11 +22,11 @@ from typing import Any
 from minisgl.fsm.automaton import Automaton
 from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.guide import Guide
-from minisgl.fsm.json_scalars import SchemaError
 from minisgl.fsm.json_schema import as_schema, parse_schema
 from minisgl.fsm.regex import parse
 from minisgl.fsm.regex_chars import PatternError
 from minisgl.fsm.rests import TooComplexError
+from minisgl.fsm.schema_keywords import SchemaError
 from minisgl.fsm.vocab_index import VocabIndex
 
 

@@ -163,14 +163,15 @@ class Automaton:
         return edges
 
     def _edges_looking(self, table: LookTable, state: int) -> Edges:
-        """With look-around, which makes a difference between any two classes."""
+        """With look-around: of classes that make no difference here, one is tried for all."""
         before, rests = self._states[state]
         edges: Edges = {}
-        for char_class in range(1, self.alphabet.num_classes):
-            next_before, following = table.step(rests, before, char_class)
+        for alike in table.alike(rests, before):
+            one = (alike & -alike).bit_length() - 1
+            next_before, following = table.step(rests, before, one)
             if following:
                 target = self._state(next_before, following)
-                edges[target] = edges.get(target, 0) | 1 << char_class
+                edges[target] = edges.get(target, 0) | alike
         return edges
 
     def _can_accept(self, table: LookTable, start: int) -> bool:

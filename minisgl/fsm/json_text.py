@@ -12,6 +12,7 @@ from minisgl.fsm.nodes import Chars, Choice, Look, Node, Repeat, Rule, Sequence
 from minisgl.fsm.regex import parse
 
 EMPTY = Sequence(())
+NOTHING = Chars(())  # matches no text
 # A character of a string that needs no escape; and in an escape, what one letter stands for.
 RAW = charset.complement(charset.union(((0, 0x20),), charset.single(0x22), charset.single(0x5C)))
 SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
@@ -39,6 +40,14 @@ def sequence(*parts: Node) -> Node:
 def optional(node: Node) -> Node:
     """The node or nothing."""
     return Repeat(node, 0, 1)
+
+
+def choice(options: list[Node]) -> Node:
+    """Any one of the nodes; `NOTHING` itself if none of them is anything else."""
+    some = [option for option in options if option is not NOTHING]
+    if len(some) == 1:
+        return some[0]
+    return Choice(tuple(some)) if some else NOTHING
 
 
 def string(content: Node) -> Node:
@@ -93,12 +102,21 @@ def _written(ranges: charset.Ranges) -> Node:
     return Choice((Chars(raw), *escapes, *codes))
 
 
-def string_other_than(names: list[str]) -> Node:
-    """Any string but these; written with raw characters and short escapes only.
+def all_of(contents: list[Node], none_of: list[Node] | None = None) -> Node:
+    """A string whose content is of all the first kinds and of none of the second."""
+    # Each but one looks ahead to the closing quote.
+    quote = text('"')
+    looks = [Look(sequence(c, quote), behind=False, negative=False) for c in contents[:-1]]
+    looks += [Look(sequence(c, quote), behind=False, negative=True) for c in none_of or ()]
+    return string(sequence(*looks, contents[-1]))
+
+
+def content_other_than(names: list[str]) -> Node:
+    """The content of any string but these; written with raw characters and short escapes only.
 
     A tree of the names: a string leaves it at some character, or ends within it.
     """
-    return string(_other_than([_units(name) for name in names], 0))
+    return _other_than([_units(name) for name in names], 0)
 
 
 def _units(name: str) -> list[str]:
@@ -107,7 +125,7 @@ def _units(name: str) -> list[str]:
 
 def _other_than(names: list[list[str]], depth: int) -> Node:
     if not names:
-        return _ANY_CONTENT
+        return ANY_CONTENT
     onward: dict[str, list[list[str]]] = {}
     for name in names:
         if len(name) > depth:
@@ -118,13 +136,13 @@ def _other_than(names: list[list[str]], depth: int) -> Node:
     options: list[Node] = [
         sequence(text(unit), _other_than(below, depth + 1)) for unit, below in onward.items()
     ]
-    options.append(sequence(Choice((Chars(others), *escapes)), _ANY_CONTENT))
+    options.append(sequence(Choice((Chars(others), *escapes)), ANY_CONTENT))
     if all(len(name) != depth for name in names):
         options.append(EMPTY)
     return Choice(tuple(options))
 
 
-_ANY_CONTENT = Repeat(
+ANY_CONTENT = Repeat(
     Choice((Chars(RAW), *(text("\\" + e) for e in SHORT_ESCAPES.values()))), 0, None
 )  # fmt: skip
 
@@ -177,6 +195,8 @@ class Layout:
             case dict():
                 pairs = [self.pair(string_literal(k), self.literal(v)) for k, v in value.items()]
                 return self.listed("{", _joined(pairs, self.comma()), "}")
+            case float() if value.is_integer():
+                return Choice((text(json.dumps(int(value))), text(json.dumps(value))))
         return text(json.dumps(value))
 
 

@@ -77,6 +77,20 @@ class LookTable(RestTable):
     def _hold_at_end(self, guards: Guards) -> bool:
         return all(self.accepts(state) != negative for negative, state in guards)
 
+    def alike(self, state: Rests, before: Before) -> list[int]:
+        """The classes in groups, as masks, of which all members lead to the same."""
+        masks: set[int] = set()
+        todo = [state, *before]
+        while todo:
+            for rest in todo.pop():
+                guards = self._guards.get(rest, NO_GUARDS)
+                masks.add(self.classes[self.after[rest] if guards else rest])
+                todo += [guard for _, guard in guards]
+        groups = [(1 << self.alphabet.num_classes) - 2]  # all but class 0
+        for mask in masks:
+            groups = [part for g in groups for part in (g & mask, g & ~mask) if part]
+        return groups
+
     def step(
         self, state: Rests, before: Before, char_class: int, *, next_before: Before | None = None
     ) -> tuple[Before, Rests]:

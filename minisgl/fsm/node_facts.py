@@ -89,3 +89,10 @@ def holding_looks(nodes: list[Node]) -> set[Node]:
         if isinstance(node, Look | Rule) or any(child in found for child in children(node)):
             found.add(node)
     return found
+
+
+def can_match(root: Node) -> bool:
+    """Whether some text matches it, look-around aside."""
+    nodes = all_nodes(root)
+    sizes: dict[Node, int] = {node: len(node.ranges) for node in nodes if isinstance(node, Chars)}
+    return min_lengths(nodes, sizes)[root] < inf

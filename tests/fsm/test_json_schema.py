@@ -199,6 +199,108 @@ CASES = [
         ["5", "12", "25", "100"],
     ),
     ({**NUM, "multipleOf": 0.01}, ["1.25", "3", "0.5"], ["1.255"]),
+    ({**NUM, "multipleOf": 0.3}, ["0.3", "-0.60", "3", "1.2"], ["0.4", "1", "0.31"]),
+    ({**NUM, "multipleOf": 2.5, "minimum": 3}, ["5", "7.5"], ["2.5", "6"]),
+    (
+        {**NUM, "minimum": 0.25, "exclusiveMaximum": 1.5},
+        ["0.25", "0.3", "1", "1.4999", "0.250"],
+        ["0.2", "0.2499", "1.5", "1.50", "2", "-0.3"],
+    ),
+    (
+        {**NUM, "minimum": -1.5, "maximum": -1.25},
+        ["-1.5", "-1.3", "-1.25"],
+        ["-1.6", "-1.2", "1.3"],
+    ),
+    ({**NUM, "exclusiveMinimum": 0.19, "maximum": 0.2}, ["0.191", "0.2"], ["0.19", "0.21", "0"]),
+    ({"const": -2.0}, ["-2", "-2.0"], ["2", "-2.5"]),
+    ({"enum": ["a", "abc", 3, 7], "minLength": 2, "maximum": 5}, ['"abc"', "3"], ['"a"', "7"]),
+    ({"not": INT}, ['"a"', "1.5", "null", "[]"], ["1", "-3"]),
+    ({**STR, "not": {"const": "no"}}, ['"n"', '"nope"', '""'], ['"no"', "1"]),
+    ({**STR, "not": {"pattern": "^x"}}, ['"ax"', '""'], ['"x"', '"xa"']),
+    ({**INT, "not": {"enum": [1, 2]}}, ["0", "12", "-1"], ["1", "2"]),
+    ({"not": {"required": ["a"]}}, ['{"b":1}', "{}"], ['{"a":1}', '{"b":1,"a":2}', "[]", "1"]),
+    ({"not": {"minimum": 3}, "type": "number"}, ["2.9", "-1"], ["3", "4"]),
+    (
+        {
+            **obj(["kind"], closed=False, kind={"enum": ["a", "b"]}),
+            "if": {"properties": {"kind": {"const": "a"}}},
+            "then": {"required": ["x"]},
+            "else": {"required": ["y"]},
+        },
+        ['{"kind":"a","x":1}', '{"kind":"b","y":1}', '{"kind":"b","y":1,"x":2}'],
+        ['{"kind":"a","y":1}', '{"kind":"b","x":1}', "{}"],
+    ),
+    (
+        {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        ['{"a":1}', '{"b":1}', '{"a":1,"c":1}'],
+        ["{}", '{"a":1,"b":2}'],
+    ),
+    ({"oneOf": [STR, {**STR, "maxLength": 2}]}, ['"abc"'], ['"ab"', '""']),
+    (
+        {**obj([], a=INT, b=INT), "dependentRequired": {"a": ["b"]}},
+        ["{}", '{"b":1}', '{"a":1,"b":1}'],
+        ['{"a":1}'],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^n": INT}, "additionalProperties": False},
+        ["{}", '{"n":1,"nm":2}'],
+        ['{"m":1}', '{"n":"a"}'],
+    ),
+    (
+        {**obj([], closed=False, ab=STR), "patternProperties": {"^a": {"maxLength": 1}}},
+        ['{"ab":"x"}', '{"ac":1}', '{"c":"long"}', '{"ac":"x"}'],
+        ['{"ab":"xy"}', '{"ab":1}', '{"ac":"xy"}'],
+    ),
+    ({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}, ['{"ab":1}'], ['{"A":1}']),
+    (
+        {**obj([], a=INT, b=INT, c=INT), "minProperties": 1, "maxProperties": 2},
+        ['{"a":1}', '{"a":1,"c":1}', '{"b":1}'],
+        ["{}", '{"a":1,"b":1,"c":1}'],
+    ),
+    ({"type": "object", "minProperties": 1}, ['{"x":1,"y":2}', '{"x":1}'], ["{}"]),
+    (
+        {"type": "array", "items": INT, "contains": {"const": 7}, "maxItems": 3},
+        ["[7]", "[1,7]", "[7,7,1]"],
+        ["[]", "[1]", "[1,2,3,7]"],
+    ),
+    ({"contains": STR, "maxContains": 1}, ['["a"]', '[1,"a",2]', "1"], ["[]", '["a","b"]']),
+    ({"contains": STR, "minContains": 2}, ['["a",1,"b"]'], ['["a"]', "[1]"]),
+    ({"contains": STR, "minContains": 0}, ["[]", "[1]", '["a"]'], ["["]),
+    (
+        {"allOf": [{"prefixItems": [{"minimum": 3}]}], "items": {"minimum": 5}},
+        ["[5,5]", "[5]"],
+        ["[3]", "[5,3]"],
+    ),
+    (
+        {"allOf": [{**STR, "pattern": "a"}, {"pattern": "b", "format": "hostname"}]},
+        ['"ab"', '"ba"'],
+        ['"a"', '"b"', '"a b"'],
+    ),
+    (
+        {**obj([], v=INT, l={"anyOf": [{"$ref": "#"}, {"type": "null"}]})},
+        ['{"v":1,"l":{"l":{"v":2,"l":null}}}', "{}"],
+        ['{"l":1}', '{"l":{"v":null}}'],
+    ),
+    (
+        {
+            "$ref": "#/$defs/p",
+            "unevaluatedProperties": False,
+            "$defs": {"p": {"type": "object", "properties": {"a": INT}}},
+        },
+        ['{"a":1}'],
+        ['{"a":1,"b":2}'],
+    ),
+    (
+        {"$id": "http://a/b", "$ref": "c#x", "$defs": {"y": {"$id": "c", "$anchor": "x", **INT}}},
+        ["1"],
+        ["null"],
+    ),
+    ({"properties": {"a": False}, "type": "object"}, ["{}", '{"b":1}'], ['{"a":1}']),
+    (
+        {"anyOf": [obj(a={"allOf": [STR, INT]}), obj(b=INT)]},
+        ['{"b":1}'],
+        ['{"a":1}', '{"a":""}'],
+    ),
     ({**STR, "title": "t", "description": "d", "default": 1, "x-more": {}}, ['"s"'], ["1"]),
 ]
 
@@ -211,17 +313,36 @@ def test_what_a_schema_allows(schema: Any, yes: list[str], no: list[str]) -> Non
         assert not valid(schema, text), text
 
 
+def test_a_number_that_is_not_whole() -> None:
+    """Exactly: no rounding as in a validator that reads it as a float."""
+    assert valid({"oneOf": [INT, NUM]}, "1.5")
+    assert valid({"not": INT}, "12345678901234567890.00000001")
+    assert not valid({"oneOf": [INT, NUM]}, "1")
+    assert not valid({"oneOf": [INT, NUM]}, "1.0")
+
+
 REFUSED = [
-    ({"not": STR}, "'not'"),
+    ({"not": {**STR, "format": "date"}}, "'not' of 'format'"),
+    ({"not": {"const": {"a": 1}}}, "'not' of {'a': 1}"),
+    ({"not": {"not": {"not": {}}}}, "no value is valid"),
+    ({**STR, "contentEncoding": "base64"}, "contentEncoding"),
+    ({"$schema": "http://mine/schema"}, "dialect"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ({**STR, "format": "color"}, "'color'"),
-    ({"type": "object", "patternProperties": {}}, "patternProperties"),
-    ({"if": STR}, "'if'"),
+    ({"type": "object", "patternProperties": {c: {} for c in "abcde"}}, "at most 4"),
+    ({"patternProperties": {"(": {}}}, "position 0"),
+    ({"if": STR, "then": 5}, "not 5"),
     ({"type": "text"}, "'text'"),
-    ({"oneOf": [INT, NUM]}, "at once"),
-    ({"oneOf": [STR, {**STR, "maxLength": 2}]}, "at once"),
-    ({**NUM, "minimum": 0.5}, "whole bounds"),
-    ({**NUM, "multipleOf": 0.3}, "multipleOf"),
+    ({"oneOf": [STR, STR]}, "no text matches"),
+    ({"type": "object", "minProperties": 2}, "could be one twice"),
+    ({"oneOf": [{**STR, "format": "date"}, {**STR, "format": "time"}]}, "'not' of 'format'"),
+    ({**NUM, "minimum": 1e99}, "40 digits"),
+    ({**NUM, "multipleOf": 0.123456789}, "multipleOf"),
+    ({**NUM, "multipleOf": -1}, "above 0"),
+    (
+        {"anyOf": [{"type": "object"}], "unevaluatedProperties": False, "if": {}, "then": {}},
+        "conditions",
+    ),
     ({**STR, "pattern": "(a)\\1"}, "position 3: the back-reference"),
     ({"$ref": "http://a/b"}, "parts of this"),
     ({"$ref": "#/$defs/no"}, "leads nowhere"),
@@ -231,15 +352,16 @@ REFUSED = [
     ({"allOf": [STR, INT]}, "no value"),
     ({"enum": []}, "'enum'"),
     ({"enum": [1], "type": "string"}, "none of"),
-    ({"enum": ["a"], "minLength": 2}, "beside"),
+    ({"enum": ["a"], "minLength": 2}, "none of"),
+    ({"enum": [{"a": 1}], "minProperties": 2}, "beside"),
     ({"anyOf": []}, "'anyOf'"),
     ({"type": []}, "lists nothing"),
     (3, "not int"),
     ("{", "no JSON"),
     ({"items": 5, "type": "array"}, "#/items"),
     (
-        obj(a={"properties": {"b": {"not": {}}}, "type": "object"}),
-        "#/properties/a/properties/b: 'not'",
+        obj(a={"properties": {"b": {"uniqueItems": True}}, "type": "object"}),
+        "#/properties/a/properties/b: 'uniqueItems'",
     ),
     ({"type": "object", "required": ["x"], "additionalProperties": False}, "'x' is required"),
     ({**STR, "maxLength": "9"}, "'9'"),
