@@ -29,7 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config", "sampling", "parallel", "tokenizer", "detokenizer", "chat_template",
         "kernels", "cache", "fsm", "models",
     },
-    "chat": {"config", "sampling", "tokenizer", "chat_template", "models", "engine"},
+    "chat_turns": {"sampling", "engine"},
+    "chat_commands": {"sampling", "fsm", "chat_turns"},
+    "chat": {"config", "sampling", "models", "engine", "chat_turns", "chat_commands"},
     "lang": {"sampling", "chat_template", "engine"},  # the engine: only lang/backends/engine.py
     "__init__": {"config", "sampling", "engine"},
 }  # fmt: skip

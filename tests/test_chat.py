@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from typing import Any, cast
 import pytest
 
 from minisgl import chat as module
-from minisgl.chat import COMMANDS, Chat, line_editing, load_messages, main
+from minisgl.chat import line_editing, main
+from minisgl.chat_commands import COMMANDS, command, load_messages, talk
 from minisgl.chat_template import ChatTemplate
+from minisgl.chat_turns import Chat
 from minisgl.engine.output import Chunk, Completion, FinishReason
 from minisgl.engine.stats import Stats
 from minisgl.sampling import SamplingParams
@@ -106,7 +109,7 @@ class Talk:
             return line
 
         at = self.out.tell()
-        self.chat.loop(read)
+        talk(self.chat, read)
         return self.out.getvalue()[at:]
 
     @property
@@ -283,6 +286,61 @@ def test_set_refuses_in_words(engine: ScriptedEngine) -> None:
     assert talk.chat.params == SamplingParams(temperature=0.0)
 
 
+def test_regex_holds_from_the_next_turn_until_it_is_taken_off(engine: ScriptedEngine) -> None:
+    engine.answers = [["ok"]] * 4
+    talk = Talk(engine)
+    talk.type("/regex yes|no ", "Hi", "And?", "/regex", "Hi", "/regex a", "/schema", "Hi")
+    assert [p.regex for p in engine.params] == ["yes|no ", "yes|no ", None, None]
+    assert talk.notes.count("[answers are free]") == 2
+    assert "[answers match yes|no ]" in talk.notes
+
+
+def test_schema_is_read_from_a_file(engine: ScriptedEngine, tmp_path: Path) -> None:
+    engine.answers = [["1"]] * 3
+    file = tmp_path / "a schema.json"
+    file.write_text('{"type": "integer"}')
+    talk = Talk(engine)
+    talk.type("/regex a", f"/schema {file}", "Hi", "/regex [0-9]", "Hi", "/schema", "Hi")
+    assert [(p.regex, p.json_schema) for p in engine.params] == [
+        (None, '{"type": "integer"}'),
+        ("[0-9]", None),
+        (None, None),
+    ]
+    assert f"by the schema in {file}]" in talk.notes
+
+
+def test_a_bad_pattern_is_told_at_once_and_changes_nothing(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:  # H4
+    (tmp_path / "bad.json").write_text('{"type": "object", "uniqueItems": 3')
+    engine.answers = [["ok"]]
+    talk = Talk(engine)
+    talk.type(
+        "/regex yes|no", "/regex a(b", r"/regex (a)\1", f"/schema {tmp_path / 'bad.json'}",
+        f"/schema {tmp_path / 'none'}", '/set regex "[z-a]"', "Hi",
+    )  # fmt: skip
+    assert engine.params == [SamplingParams(temperature=0.0, regex="yes|no")]
+    told = talk.notes.splitlines()[1:]
+    assert len(told) == 5
+    for words, line in zip(
+        ["position 1", "position 3", "JSON", "No such file", "position 1"], told, strict=True
+    ):
+        assert words in line
+
+
+def test_verbose_tells_what_a_pattern_removed(tiny_model_dir: Path) -> None:
+    from minisgl.engine.engine import Engine
+
+    with Engine(str(tiny_model_dir), dtype="float32", device="cpu") as engine:
+        talk = Talk(cast(Any, engine), verbose=True)
+        talk.type("/regex [ab]{3}[.]", "Hi")
+        answer = talk.chat.messages[-1]["content"]
+        assert len(answer) == 4 and set(answer[:3]) <= {"a", "b"} and answer[3] == "."
+        assert "% of the distribution" in talk.notes
+        talk.type("/regex", "/set max_tokens 3", "Hi")
+        assert "removed" not in talk.notes.splitlines()[-1]
+
+
 def test_save_and_load(engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.answers = [["世界"], ["ok"]]
     file = tmp_path / "a talk.json"
@@ -381,6 +439,10 @@ def test_where_the_question_comes_from(argv: list[str], stdin: io.StringIO, aske
         (["--temperature", "-1"], "temperature=-1.0"),
         (["--top-p", "2"], "top_p=2.0"),
         (["--max-tokens", "-1"], "max_tokens=-1"),
+        (["--regex", "a(b"], "position 1"),
+        (["--json-schema", "./nowhere.json"], "No such file"),
+        (["--json-schema", "pyproject.toml"], "JSON"),
+        (["--json-schema", "pyproject.toml", "--regex", "a"], "give one"),
         (["--device", "tpu"], "invalid choice: 'tpu'"),
         (["--prompt", " "], "the prompt is empty"),
         ([], "the prompt is empty"),
@@ -449,6 +511,18 @@ def test_one_answer_is_all_that_stdout_gets(
     assert err in ("", "[cut off after max_tokens=12]\n")
 
 
+def test_the_one_answer_can_follow_a_pattern(
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", str(tiny_model_dir), "--device", "cpu", "--prompt", "Yes or no?"]
+    assert main([*options, "--regex", "(yes|no), (sir|madam)"]) == 0
+    assert re.fullmatch("(yes|no), (sir|madam)\n", capsys.readouterr().out)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["red", "green"]}')
+    assert main([*options, "--json-schema", str(schema)]) == 0
+    assert json.loads(capsys.readouterr().out) in ("red", "green")
+
+
 def test_the_second_turn_reuses_the_first(tiny_model_dir: Path) -> None:
     from minisgl.engine.engine import Engine
 
@@ -460,8 +534,8 @@ def test_the_second_turn_reuses_the_first(tiny_model_dir: Path) -> None:
         first = chat.last.prompt_tokens
         chat.answer("And a token?")
         assert chat.last.cached_tokens is not None and chat.last.cached_tokens >= first
-        chat.command("/stats")
-        chat.command("/tree")
+        command(chat, "/stats")
+        command(chat, "/tree")
         engine.check()
 
 

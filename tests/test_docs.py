@@ -123,7 +123,7 @@ def test_the_help_text_in_the_docs_is_current() -> None:
 
 
 def test_every_chat_command_is_described() -> None:
-    from minisgl.chat import COMMANDS
+    from minisgl.chat_commands import COMMANDS
 
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert all(f"| `{command}` | {does} |" in page for command, does in COMMANDS.items())
