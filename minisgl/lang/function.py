@@ -205,6 +205,11 @@ class Function(Generic[P, R]):
 
 def _own_signature(func: Callable[..., Any]) -> inspect.Signature:
     """The signature of `func` without its state."""
+    if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func):
+        raise ValueError(
+            f"{func.__name__} is a coroutine or a generator: a program is a plain function, which "
+            "coroutines can await with arun"
+        )
     signature = inspect.signature(func)
     parameters = list(signature.parameters.values())
     if not parameters or parameters[0].kind not in (

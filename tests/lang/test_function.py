@@ -66,6 +66,14 @@ class TestArguments:
             @sgl.function
             def empty() -> None: ...
 
+        async def waits(s: sgl.ProgramState) -> None: ...
+
+        def yields(s: sgl.ProgramState) -> Any:
+            yield s
+
+        for func in (waits, yields):
+            with pytest.raises(ValueError, match="is a coroutine or a generator"):
+                sgl.function(func)
         assert backend.calls == []
 
     def test_the_first_argument_may_have_any_name_and_others_be_settings_names(self) -> None:

@@ -529,6 +529,23 @@ class TestErrors:
             with pytest.raises(ZeroDivisionError):
                 read()
 
+    def test_whatever_a_backend_raises_is_the_readers_to_see(self) -> None:
+        class Exit(BaseException):
+            pass
+
+        class Leaves(FakeBackend):
+            async def generate(self, context: Any, params: Any) -> Any:
+                raise Exit
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += "a" + sgl.gen("x")
+
+        with no_thread_stays():
+            for _ in range(2):  # the second one has a background as well
+                with pytest.raises(Exit):
+                    f.run(backend=Leaves())
+
     def test_cancelling(self) -> None:
         backend = FakeBackend()
         backend.gate.clear()
