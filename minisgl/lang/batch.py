@@ -80,7 +80,7 @@ def _count(num_threads: int | str, runs: int) -> int:
 def _wait_for(run: Run, future: Future[None]) -> Exception | None:
     try:
         future.result()
-        run.state.sync()
+        run.wait()
     except Exception as error:
         return error
     return None

@@ -77,7 +77,7 @@ class Function(Generic[P, R]):
             run.start()
         else:
             run.execute()
-            run.state.sync()
+            run.wait()
         return run.state
 
     __call__ = run

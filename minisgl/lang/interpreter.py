@@ -104,7 +104,7 @@ class StreamExecutor:
     def set(self, name: str, value: Any) -> None:
         """A value of the program's own."""
         variable = Variable(name, self.changes)
-        variable.set(value)
+        variable.set(value, value if isinstance(value, str) else "")
         with self.changes:
             self.outline.variables[name] = variable
             self.changes.tell()
@@ -235,7 +235,8 @@ class StreamExecutor:
                 return context
             case ir.ScopeEnd():
                 assert item.variable is not None
-                item.variable.set(context.text[self._scopes.pop() :])
+                said = context.text[self._scopes.pop() :]
+                item.variable.set(said, said)
                 return context
             case HandOver(receiver):
                 receiver.set_result(context)
@@ -254,8 +255,9 @@ class StreamExecutor:
             case ir.Select():
                 assert item.variable is not None
                 decision = await backend.select(context, item.node)
-                item.variable.set(decision.decision, decision.meta_info)
-                return context.say(decision.decision)
+                choice = decision.decision
+                item.variable.set(choice, choice, decision.meta_info)
+                return context.say(choice)
             case Adopt(source):
                 return await value_of(source)
             case Join(sources):
@@ -279,12 +281,12 @@ class StreamExecutor:
             answers = await backend.generate(context, params)
         values = [node.parse(a.text) if node.parse else a.text for a in answers]
         metas = [a.meta for a in answers]
-        text = answers[0].text
+        first = answers[0].text
         if params.n == 1:
-            variable.set(values[0], metas[0], text=text)
+            variable.set(values[0], first, metas[0])
         else:
-            variable.set(values, metas, text=text)
-        return context.say(text)
+            variable.set(values, first, metas)
+        return context.say(first)
 
 
 def _hint(backend: Backend) -> Future[Context]:

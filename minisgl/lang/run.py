@@ -41,6 +41,14 @@ class Run:
         finally:
             self.program.end()
 
+    def wait(self) -> None:
+        """Until its stream has ended; raises what went wrong, and then nothing of it goes on."""
+        try:
+            self.state.sync()
+        except BaseException as error:  # Ctrl-C, too
+            self.program.cancel(error)
+            raise
+
     def start(self) -> None:
         """Run the function in a thread of its own; whoever reads the state gets what it raises."""
 

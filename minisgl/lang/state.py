@@ -168,8 +168,11 @@ class ProgramState:
         return self._is_complete() and self.stream_executor.is_idle
 
     def cancel(self) -> None:
-        """End the program: its calls are aborted, and whoever reads gets the error."""
-        self.stream_executor.program.cancel(ProgramCancelledError("the program was cancelled"))
+        """End the program: its calls are aborted, and whoever reads gets the error.  Without effect
+        on one that has ended."""
+        program = self.stream_executor.program
+        if not (program.has_returned and self.is_done()):
+            program.cancel(ProgramCancelledError("the program was cancelled"))
 
     # ------------------------------------------------------------------ streams
 

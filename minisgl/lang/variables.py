@@ -43,12 +43,12 @@ class Variable:
         self._is_done = False
         self._failure: Failure | None = None
 
-    def set(self, value: Any, meta: Any = None, *, text: str | None = None) -> None:
+    def set(self, value: Any, text: str, meta: Any = None) -> None:
         """The value is there, and whoever waits is told; without effect on one that has ended."""
         with self.changes:
             if not self._is_done:
                 self._value, self._meta, self._is_done = value, meta, True
-                self.text = str(value) if text is None else text
+                self.text = text
                 self.changes.tell()
 
     def add(self, text: str, meta: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 import traceback
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import minisgl.lang as sgl
 from minisgl.lang import ir
+from tests.engine.common import in_thread
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 
 # ---------------------------------------------------------------------- programs, as data
@@ -564,6 +566,61 @@ class TestErrors:
                 with pytest.raises(sgl.ProgramCancelledError):
                     read()
         assert (backend.aborted, backend.running) == (1, 0)
+
+    def test_cancelling_what_has_ended_changes_nothing(self) -> None:
+        state = sgl.function(lambda s: s.extend("a")).run(backend=FakeBackend())
+        state.cancel()
+        assert state.text() == "a"
+
+    def test_a_program_that_fails_last_ends_its_branches_too(self) -> None:
+        backend = FakeBackend(
+            fails=self.fails_late, delay=lambda text: 60 if text.endswith("slow") else 0.01
+        )
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            forks = s.fork(2)
+            forks += "slow" + sgl.gen("x")
+            s += "bad" + sgl.gen("y")
+
+        with no_thread_stays(), pytest.raises(Boom):
+            f.run(backend=backend)
+        assert (backend.aborted, backend.running) == (2, 0)
+
+    @pytest.mark.parametrize("reads", [True, False], ids=["reading", "at the end"])
+    def test_ctrl_c_ends_the_program(self, reads: bool) -> None:
+        backend = FakeBackend(delay=lambda _: 60)
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += "a" + sgl.gen("x")
+            if reads:
+                s["x"]
+
+        def interrupt() -> None:
+            while not backend.running:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        main = threading.get_ident()
+        with no_thread_stays(), in_thread(interrupt), pytest.raises(KeyboardInterrupt):
+            f.run(backend=backend)
+        assert (backend.aborted, backend.running) == (1, 0)
+
+    def test_values_of_the_program_may_be_anything(self) -> None:
+        class Silent:
+            def __str__(self) -> str:
+                raise Boom
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s["x"] = Silent()
+            s["y"] = "text"
+
+        state = f.run(backend=FakeBackend())
+        assert isinstance(state["x"], Silent)
+        assert (list(state.text_iter("x")), list(state.text_iter("y"))) == ([], ["text"])
 
     def test_a_thousand_readers_do_not_grow_the_traceback(self) -> None:
         @sgl.function
