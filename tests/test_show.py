@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
 from minisgl.cache.radix_cache import RadixCache
-from scripts.show import radix, schedule, svg, trace
+from scripts.show import masking, radix, schedule, svg, trace
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -180,6 +181,37 @@ def test_an_excerpt_and_a_trace_that_was_cut_off(traced: Path, tmp_path: Path) -
     assert file.read_text(encoding="utf-8") == trace.draw(
         trace.load(cut), first=3, last=7, by="step"
     )
+
+
+# ---------------------------------------------------------------------- what a mask does
+
+
+def test_every_choice_is_told_with_what_was_removed(tiny_model_dir: Path) -> None:
+    params = SamplingParams(temperature=0.0, regex="([ab]xyz){3}(yes|no)")
+    with Engine(str(tiny_model_dir), dtype="float32") as engine:
+        done, made = masking.choices(engine, "Say it", params)
+        again = engine.generate(  # the same answer, and nobody looks over its shoulder
+            engine.chat_template.encode([{"role": "user", "content": "Say it"}], engine.tokenizer),
+            params,
+        )
+    assert done.token_ids == again.token_ids
+    assert [each.removed for each in made] == done.removed
+    assert again.removed == pytest.approx(done.removed, abs=1e-4)  # from a cached prompt
+    assert len(made) >= 4
+    for each in made:  # what was forced may have been written anew since, but spells the same
+        assert done.text.startswith(each.before + each.chosen)
+        assert 0 < each.likely <= 1 and (each.chosen == each.favourite or each.removed > 0)
+    assert masking.mean(made) == pytest.approx(sum(done.removed) / len(made))
+    with pytest.raises(ValueError, match="without one nothing is removed"):
+        masking.choices(engine, "Say it", SamplingParams())
+
+
+def test_the_table_of_choices(tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    masking.main(["--model", str(tiny_model_dir), "--regex", "[ab]{2}!", "One", "Two"])
+    assert doctest.testmod(masking).failed == 0
+    out = capsys.readouterr().out
+    assert out.count("written before") == out.count("Removed on average: ") == 2
+    assert re.search(r"^Two\n  [ab]{2}!\n", out, re.MULTILINE)
 
 
 # ---------------------------------------------------------------------- docs/pictures
