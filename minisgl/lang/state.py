@@ -14,6 +14,8 @@ from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.program import ProgramCancelledError
 from minisgl.lang.variables import Variable
 
+_A_BLOCK: Any = object()  # a `with` block says it; None would be a value that went missing
+
 
 class ProgramState:
     """A stream, and the variables that have been generated in it.
@@ -44,27 +46,27 @@ class ProgramState:
         self.stream_executor.submit(value)
         return self
 
-    def role(self, role: str, value: object = None) -> AbstractContextManager[ProgramState]:
+    def role(self, role: str, value: object = _A_BLOCK) -> AbstractContextManager[ProgramState]:
         """`s.role("tool", text)` says it in that role; `with s.role("tool"):` says the block so.
 
         What comes before and after is the model's own chat template's.
         """
-        if value is None:
+        if value is _A_BLOCK:
             return self._between(ir.RoleBegin(role), ir.RoleEnd(role))
         self.stream_executor.submit(
             ir.Chain((ir.RoleBegin(role), *ir.nodes(value), ir.RoleEnd(role)))
         )
         return nullcontext(self)
 
-    def system(self, value: object = None) -> AbstractContextManager[ProgramState]:
+    def system(self, value: object = _A_BLOCK) -> AbstractContextManager[ProgramState]:
         """`role("system", value)`."""
         return self.role("system", value)
 
-    def user(self, value: object = None) -> AbstractContextManager[ProgramState]:
+    def user(self, value: object = _A_BLOCK) -> AbstractContextManager[ProgramState]:
         """`role("user", value)`."""
         return self.role("user", value)
 
-    def assistant(self, value: object = None) -> AbstractContextManager[ProgramState]:
+    def assistant(self, value: object = _A_BLOCK) -> AbstractContextManager[ProgramState]:
         """`role("assistant", value)`."""
         return self.role("assistant", value)
 
@@ -88,7 +90,7 @@ class ProgramState:
         Returns at once; `number` is the name of `size` in SGLang's first versions.
         """
         size = size if number is None else number
-        if not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"fork({size!r}): give a whole number of at least 1")
         branches = self.stream_executor.fork(size)
         return ProgramStateGroup([ProgramState(branch) for branch in branches], self)

@@ -171,6 +171,8 @@ class TestRoles:
             with s.user():
                 with pytest.raises(ValueError, match="'assistant' begins, but 'user' is still"):
                     s += sgl.assistant("no")
+                with pytest.raises(ValueError, match="None can't be added"):
+                    s.system(None)  # what a function without `return` gives
                 with pytest.raises(ValueError, match="'system' ends, but 'user' is speaking"):
                     s += sgl.system_end()
                 s += "yes"

@@ -343,7 +343,7 @@ class TestForks:
     def test_mistakes(self) -> None:
         @sgl.function
         def f(s: sgl.ProgramState) -> None:
-            for size in (0, -1, 1.5, "2"):
+            for size in (0, -1, 1.5, "2", True):
                 with pytest.raises(ValueError, match="whole number of at least 1"):
                     s.fork(size)
             forks = s.fork(number=2)
