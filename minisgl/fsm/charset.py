@@ -28,6 +28,13 @@ SHORTHANDS_ASCII: dict[str, Ranges] = {
 }
 
 
+# What JavaScript's \\s stands for: its white space and ends of lines.
+JAVASCRIPT_SPACE: Ranges = (
+    (0x09, 0x0E), (0x20, 0x21), (0xA0, 0xA1), (0x1680, 0x1681), (0x2000, 0x200B), (0x2028, 0x202A),
+    (0x202F, 0x2030), (0x205F, 0x2060), (0x3000, 0x3001), (0xFEFF, 0xFF00),
+)  # fmt: skip
+
+
 @lru_cache(maxsize=1024)  # a class of many ranges, such as [\w\s], comes up again and again
 def union(*sets: Ranges) -> Ranges:
     """

@@ -23,28 +23,39 @@ from minisgl.fsm.schema_keywords import NOT_IN, NOT_PATTERN, fail, listed, nothi
 
 _HEX4 = "[0-9a-fA-F]{1,4}"
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _DATE = (
     r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]"
     r"|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])"
     r"|(?:[02468][048]|[13579][26])00)-02-29)"
 )
 _TIME = (
-    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
-    r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+    r"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?"
+    r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])|23:59:60(?:\.[0-9]+)?[Zz])"
 )
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_HOURS = "(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DAYS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+# The usual forms: of those that a specification allows besides (quoted e-mail addresses, leap
+# seconds anywhere but in UTC, URIs with an IPv6 address) none is written.
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": rf"{_DATE}[Tt]{_TIME}",
+    "duration": f"P(?:{_DAYS}(?:T{_HOURS})?|T{_HOURS}|[0-9]+W)",
+    "json-pointer": f"(?s){_POINTER}",
+    "relative-json-pointer": f"(?s)(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
     "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "email": rf"[a-zA-Z0-9_+-]+(?:\.[a-zA-Z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
+    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+",
     "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
-    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "ipv4": _IPV4,
     "ipv6": "|".join(
         [f"(?:{_HEX4}:){{7}}{_HEX4}", f"(?:{_HEX4}:){{1,7}}:", "::"]
         + [f"(?:{_HEX4}:){{1,{7 - n}}}(?::{_HEX4}){{1,{n}}}" for n in range(1, 7)]
-        + [f":(?::{_HEX4}){{1,7}}"]
+        + [f":(?::{_HEX4}){{1,7}}", f"(?:{_HEX4}:){{6}}{_IPV4}", f"::(?:{_HEX4}:){{0,5}}{_IPV4}"]
+        + [f"(?:{_HEX4}:){{1,{6 - n}}}(?::{_HEX4}){{{n - 1}}}:{_IPV4}" for n in range(1, 6)]
     ),
     "uri": r"[a-zA-Z][a-zA-Z0-9+.-]*:(?:[a-zA-Z0-9._~:/?#@!$&'()*+,;=-]|%[0-9a-fA-F]{2})+",
 }

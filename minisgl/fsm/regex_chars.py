@@ -103,8 +103,9 @@ class CharReader:
         self._at += 1
         letter = self._next("what is escaped")
         if letter in "dDwWsS":
-            is_ascii = flags.a and not (self._javascript and letter in "sS")
-            known = charset.shorthand(letter.lower(), ascii_only=is_ascii)
+            known = charset.shorthand(letter.lower(), ascii_only=flags.a)
+            if self._javascript and letter in "sS":
+                known = charset.JAVASCRIPT_SPACE
             return known if letter.islower() else charset.complement(known)
         if letter in "pP":
             found = self._property(start)

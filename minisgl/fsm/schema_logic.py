@@ -88,7 +88,8 @@ class Logic:
             schema = merged(schema, const) or {"enum": []}
         if isinstance(schema.get("items"), list):  # as JSON Schema had it until 2019
             schema["prefixItems"] = schema.pop("items")
-            schema["items"] = schema.pop("additionalItems", True)
+            if "additionalItems" in schema:
+                schema["items"] = schema["additionalItems"]
         schema.pop("additionalItems", None)  # beside no list of items it says nothing
         return schema
 

@@ -8,6 +8,7 @@ refused where it is used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urljoin
@@ -32,6 +33,8 @@ class _Refs:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        dialect = root.get("$schema") if isinstance(root, Mapping) else None
+        self._is_old = bool(re.search("draft-0[3467]", str(dialect)))  # there it stands alone
         self._pointer = {"": "#"}  # of each URI: of a resource, or with an anchor
         self._dynamic: dict[str, int] = {}  # how often each $dynamicAnchor comes up
         self._find(root, "", "#")
@@ -39,7 +42,7 @@ class _Refs:
     def _find(self, schema: Any, base: str, pointer: str) -> None:
         if not isinstance(schema, Mapping):
             return
-        base = _base(schema, base)
+        base = self._base(schema, base)
         if isinstance(schema.get("$id"), str):
             self._pointer.setdefault(base, pointer)
         for keyword in ("$anchor", "$dynamicAnchor"):
@@ -56,15 +59,23 @@ class _Refs:
     def _rewritten(self, schema: Any, base: str) -> Any:
         if not isinstance(schema, Mapping):
             return schema
-        base = _base(schema, base)
+        base = self._base(schema, base)
         result = _map(schema, lambda below, _: self._rewritten(below, base))
         if isinstance(schema.get("$ref"), str):
             result["$ref"] = self._local(schema["$ref"], base)
+            if self._is_old:
+                return {"$ref": result["$ref"]}
         name = schema.get("$dynamicRef")
         # With one anchor of that name, or none, there is nothing dynamic about it.
         if isinstance(name, str) and self._dynamic.get(name.partition("#")[2], 0) <= 1:
             result["$ref"] = self._local(result.pop("$dynamicRef"), base)
         return result
+
+    def _base(self, schema: Mapping[str, Any], base: str) -> str:
+        name = schema.get("$id")
+        if not isinstance(name, str) or (self._is_old and "$ref" in schema):
+            return base
+        return urljoin(base, name.removesuffix("#"))
 
     def _local(self, ref: str, base: str) -> str:
         uri, _, fragment = ref.partition("#")
@@ -75,11 +86,6 @@ class _Refs:
         if uri in self._pointer and (not fragment or fragment.startswith("/")):
             return self._pointer[uri] + fragment
         return ref
-
-
-def _base(schema: Mapping[str, Any], base: str) -> str:
-    name = schema.get("$id")
-    return urljoin(base, name.removesuffix("#")) if isinstance(name, str) else base
 
 
 def _map(schema: Mapping[str, Any], f: Callable[[Any, str], Any]) -> dict[str, Any]:

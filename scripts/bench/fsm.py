@@ -130,9 +130,10 @@ class Ours:
     def __init__(self, vocab: VocabIndex) -> None:
         self._vocab = vocab
 
-    def matcher(self, pattern: str, *, is_schema: bool) -> Matcher:
+    def compiled(self, pattern: str, *, is_schema: bool) -> Callable[[], OurMatcher]:
         tree = parse_schema(pattern) if is_schema else parse(pattern)
-        return OurMatcher(Guide(ByteAutomaton(Automaton(tree)), self._vocab))
+        automaton = ByteAutomaton(Automaton(tree))
+        return lambda: OurMatcher(Guide(automaton, self._vocab))
 
 
 class OurMatcher:
@@ -153,7 +154,7 @@ def cold(peer: Peer, pattern: str) -> float:
     for _ in range(5):
         masks_of.cache_clear()
         start = time.perf_counter()
-        peer.matcher(pattern, is_schema=is_schema(pattern)).mask()
+        peer.compiled(pattern, is_schema=is_schema(pattern))().mask()
         best = min(best, time.perf_counter() - start)
         if best > 1:
             break
@@ -205,21 +206,9 @@ def measure(name: str, peer: Peer, pattern: str, drawn: Sequence[Sequence[int]])
     """Print a row of the table; the seconds of a cold start."""
     try:
         first_mask = cold(peer, pattern)
-        if isinstance(peer, Ours):  # one compiled pattern, as a server has it
-            masks_of.cache_clear()
-            first = peer.matcher(pattern, is_schema=is_schema(pattern))
-            assert isinstance(first, OurMatcher)
-            automaton, vocab = first.guide.masks.automaton, first.guide.masks.vocab
-
-            def start() -> Matcher:
-                return OurMatcher(Guide(automaton, vocab))
-        else:
-
-            def start() -> Matcher:
-                return peer.matcher(pattern, is_schema=is_schema(pattern))
-
-        few = drawn if first_mask < 0.3 else drawn[:3]
-        masks, steps, refused = along(start, few)
+        masks_of.cache_clear()
+        start = peer.compiled(pattern, is_schema=is_schema(pattern))
+        masks, steps, refused = along(start, drawn)
     except (ValueError, RuntimeError) as error:
         print(f"{'':16} {name:14} refused: {str(error).splitlines()[0][:80]}", flush=True)
         return None
@@ -250,9 +239,7 @@ def full_index(vocab: VocabIndex) -> tuple[float, int]:
     for name, pattern in PATTERNS.items():
         if name not in UNCOUNTED:
             masks_of.cache_clear()
-            matcher = Ours(vocab).matcher(pattern, is_schema=is_schema(pattern))
-            assert isinstance(matcher, OurMatcher)
-            masks = matcher.guide.masks
+            masks = Ours(vocab).compiled(pattern, is_schema=is_schema(pattern))().guide.masks
             for state in masks.automaton.all_states():
                 masks.row(state)
                 states += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ class Matcher(Protocol):
 class Peer(Protocol):
     """A library, with the model's vocabulary loaded."""
 
-    def matcher(self, pattern: str, *, is_schema: bool) -> Matcher: ...
+    def compiled(self, pattern: str, *, is_schema: bool) -> Callable[[], Matcher]: ...
 
 
 class LLGuidance:
@@ -34,13 +34,13 @@ class LLGuidance:
         )
         self._buffer = np.zeros((1, -(-len(pieces) // 32)), np.int32)
 
-    def matcher(self, pattern: str, *, is_schema: bool) -> Matcher:
+    def compiled(self, pattern: str, *, is_schema: bool) -> Callable[[], Matcher]:
         kind = self._library.LLMatcher
         grammar = kind.grammar_from_json_schema if is_schema else kind.grammar_from_regex
-        inner = kind(self._tokenizer, grammar(pattern))
+        inner = kind(self._tokenizer, grammar(pattern), log_level=0)
         if inner.is_error():
             raise ValueError(inner.get_error())
-        return _LLMatcher(inner, self._buffer)
+        return lambda: _LLMatcher(inner.deep_copy(), self._buffer)
 
 
 class _LLMatcher:
@@ -68,12 +68,12 @@ class XGrammar:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._buffer = xgrammar.allocate_token_bitmask(1, len(pieces))
 
-    def matcher(self, pattern: str, *, is_schema: bool) -> Matcher:
+    def compiled(self, pattern: str, *, is_schema: bool) -> Callable[[], Matcher]:
         if is_schema:
             compiled = self._compiler.compile_json_schema(pattern)
         else:
             compiled = self._compiler.compile_regex(pattern)
-        return _XMatcher(self._library.GrammarMatcher(compiled), self._buffer)
+        return lambda: _XMatcher(self._library.GrammarMatcher(compiled), self._buffer)
 
 
 class _XMatcher:
@@ -101,11 +101,11 @@ class OutlinesCore:
         self._vocabulary = outlines_core.Vocabulary(stop_ids[0], ids)
         self._buffer = np.zeros(-(-len(pieces) // 32), np.int32)
 
-    def matcher(self, pattern: str, *, is_schema: bool) -> Matcher:
+    def compiled(self, pattern: str, *, is_schema: bool) -> Callable[[], Matcher]:
         if is_schema:
             pattern = self._library.json_schema.build_regex_from_schema(pattern)
         index = self._library.Index(pattern, self._vocabulary)
-        return _OutlinesMatcher(self._library.Guide(index), self._buffer)
+        return lambda: _OutlinesMatcher(self._library.Guide(index), self._buffer)
 
 
 class _OutlinesMatcher:

@@ -26,6 +26,7 @@ from typing import Any
 from minisgl.fsm import ByteAutomaton, compile_json_schema
 from minisgl.fsm.schema_keywords import NothingValidError
 
+OLD = {f"draft{n}": f"http://json-schema.org/draft-0{n}/schema#" for n in (3, 4, 6, 7)}
 VERDICTS = ("right", "refused", "wrong")
 
 
@@ -37,9 +38,10 @@ def names_in(schema: Any) -> Iterator[str]:
                 yield from value
             if keyword == "required":
                 yield from strings_in(value)
-            elif keyword == "dependentRequired" and isinstance(value, dict):
+            elif keyword in ("dependentRequired", "dependencies") and isinstance(value, dict):
                 for name, needed in value.items():
-                    yield from (name, *strings_in(needed))
+                    yield name
+                    yield from strings_in(needed) if isinstance(needed, list) else names_in(needed)
             elif keyword in ("const", "enum"):
                 yield from names_of(value)
             else:
@@ -75,7 +77,7 @@ def canonical(value: Any, place: dict[str, int]) -> Any:
         case list():
             return [canonical(item, place) for item in value]
         case float():
-            return int(value) if value.is_integer() and abs(value) < 1e16 else value
+            return int(value) if value.is_integer() else value
     return value
 
 
@@ -122,11 +124,15 @@ def main() -> None:
     by_keyword: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
     slowest = (0.0, "")
+    dialect = OLD.get(next((part for part in args.directory.parts if part in OLD), ""))
     for file in files:
         count = by_keyword.setdefault(file.stem, Counter())
         for group in json.loads(file.read_text(encoding="utf-8")):
             start = time.perf_counter()
-            verdict, why = judge(group["schema"], group["tests"])
+            schema = group["schema"]
+            if dialect and isinstance(schema, dict):
+                schema = {"$schema": dialect, **schema}
+            verdict, why = judge(schema, group["tests"])
             slowest = max(slowest, (time.perf_counter() - start, group["description"]))
             count[verdict] += 1
             if verdict == "refused":

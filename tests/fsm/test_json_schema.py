@@ -179,6 +179,19 @@ CASES = [
         ['"::1"', '"2001:db8::8:800:200c:417a"', '"1:2:3:4:5:6:7:8"', '"::"', '"1::"'],
         ['"1:2"', '"1::2::3"', '"12345::"'],
     ),
+    (
+        {**STR, "format": "ipv6"},
+        ['"::1.2.3.4"', '"1::d6:192.168.0.1"', '"1:2:3:4:5:6:1.2.3.4"', '"1:2:3:4:5::1.2.3.4"'],
+        ['"1.2.3.4"', '"1:2:3:4:5:6:7:1.2.3.4"', '"::1.2.3"', '"1::2:3:4:5:6:1.2.3.4"'],
+    ),
+    (
+        {**STR, "format": "duration"},
+        ['"P1Y2M3DT4H"', '"PT5S"', '"P2W"'],
+        ['"P"', '"P1D2H"', '"1D"'],
+    ),
+    ({**STR, "format": "json-pointer"}, ['""', '"/a~1/0"'], ['"a"', '"/~2"']),
+    ({**STR, "format": "relative-json-pointer"}, ['"0"', '"1/a"', '"2#"'], ['"/a"', '"01"']),
+    ({**STR, "format": "time"}, ['"23:59:60Z"'], ['"22:59:60Z"']),
     ({**STR, "format": "uri"}, ['"https://a.de/x?y#z"'], ['"no uri"', '"://x"']),
     ({**STR, "format": "ipv4", "maxLength": 7}, ['"1.2.3.4"'], ['"10.2.3.4"']),
     ({**INT, "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "13", "-3"]),
@@ -311,6 +324,13 @@ def test_what_a_schema_allows(schema: Any, yes: list[str], no: list[str]) -> Non
         assert valid(schema, text), text
     for text in no:
         assert not valid(schema, text), text
+
+
+def test_white_space_in_a_pattern_is_that_of_javascript() -> None:
+    """As JSON Schema has it, and unlike `re`, by which `jsonschema` judges."""
+    schema = {**STR, "pattern": r"^\s$"}
+    assert all(valid(schema, text) for text in ('"\ufeff"', '"\u2003"', r'"\n"'))
+    assert not any(valid(schema, text) for text in ('"\x85"', '"a"'))
 
 
 def test_a_number_that_is_not_whole() -> None:
