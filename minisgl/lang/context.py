@@ -35,6 +35,7 @@ class Context:
     role_start: int = 0  # where they began, in the text
     media: tuple[Image | Video, ...] = ()
     media_start: int = 0  # how many of them were there when the role began
+    namespace: str | None = None  # what its cached prefixes are shared within
 
     def say(self, text: str) -> Context:
         """`text` is appended."""

@@ -135,7 +135,7 @@ class Function(Generic[P, R]):
         runs = [self._prepare(*_arguments(item), common, chosen) for item in batch_kwargs]
         if len(runs) > 1 and global_config.enable_precache_with_tracing:
             with contextlib.suppress(Exception):  # what is wrong, the programs will say
-                self.cache(chosen)
+                self.cache(chosen, **given)
         states = run_all(
             runs,
             num_threads=num_threads,
@@ -155,16 +155,20 @@ class Function(Generic[P, R]):
                 raise ValueError(f"{self} has no argument {name!r}")
         return Function(self.func, bound={**self.bound, **arguments})
 
-    def cache(self, backend: Any = None) -> str:
+    def cache(self, backend: Any = None, **given: Any) -> str:
         """Compute what the program says before it needs an argument or a model, and keep it.
 
         The function is run on arguments that stand for nothing, until it needs one.
+
+        Args:
+            **given: settings of the runs that will find it (`namespace`).
 
         Returns:
             The text; "" if it is too short to be worth it.
         """
         chosen = as_backend(backend)
-        prefix = constant_prefix(self.func, self._signature, self.bound, chosen)
+        program = Program(chosen, settings(given))
+        prefix = constant_prefix(self.func, self._signature, self.bound, program)
         if len(prefix.text) < WORTH_CACHING:
             return ""
         background.start(chosen.cache_prefix(prefix)).result()

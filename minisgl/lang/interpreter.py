@@ -42,7 +42,7 @@ class StreamExecutor:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.changes = Changes()
-        self.context = Context()
+        self.context = Context(namespace=program.settings.get("namespace"))
         self.outline = Outline(program, self.changes)
         self.failure: Failure | None = None
         self.origin: Future[Context] | None = None  # where it was forked off

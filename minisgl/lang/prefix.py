@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from minisgl.lang import ir
-from minisgl.lang.backends.base import Backend
 from minisgl.lang.context import Context
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.program import Program
@@ -25,10 +24,14 @@ def constant_prefix(
     func: Callable[..., Any],
     signature: inspect.Signature,
     bound: Mapping[str, Any],
-    backend: Backend,
+    program: Program,
 ) -> Context:
-    """What `func` says before it depends on anything but its `bound` arguments."""
-    recorder = _Recorder(Program(backend))
+    """What `func` says before it depends on anything but its `bound` arguments.
+
+    Args:
+        program: a run that knows its backend and its settings.
+    """
+    recorder = _Recorder(program)
     arguments = signature.bind_partial(**bound)
     arguments.arguments |= {
         name: ir.Argument(name)

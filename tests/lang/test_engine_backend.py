@@ -399,6 +399,27 @@ class TestBatch:
         assert all(state.get_meta_info("x")["cached_tokens"] >= known for state in states)
 
 
+def test_nothing_of_a_namespace_is_found_outside_of_it(engine: Engine) -> None:
+    """D15: gens, selects, the hints of forks and the prefix of a batch."""
+    prefix = "Two requests that begin alike share the work, and the tree knows how far they agree. "
+
+    @sgl.function
+    def f(s: sgl.ProgramState, i: int) -> None:
+        s += prefix
+        s += f"{i}" + sgl.select("choice", [" a", " b"])
+        forks = s.fork(2)
+        forks += sgl.gen("x", **GREEDY)  # type: ignore[arg-type]
+        forks.join()
+
+    def cached(namespace: str | None) -> int:
+        params = SamplingParams(max_tokens=0, namespace=namespace)
+        return engine.generate(prefix, params).cached_tokens
+
+    f.run_batch([(1,), (2,)], backend=engine, namespace="tenant")
+    assert cached(None) == cached("other") == 0
+    assert cached("tenant") > 10
+
+
 class TestEnds:
     @pytest.mark.parametrize("stream", [False, True])
     def test_closing_the_engine_ends_every_program_at_once(

@@ -75,13 +75,15 @@ class EngineBackend(Backend):
         """See `Backend`."""
         joined = await asyncio.to_thread(self._join, context, choices)
         start = joined[0][1]  # the same for all choices of one context
-        inside = await self._score([ids for ids, _ in joined], start)
+        inside = await self._score([ids for ids, _ in joined], start, context.namespace)
         alone = [ids[start:] for ids, _ in joined]
-        return inside, await self._score(alone, 0) if unconditional else None
+        if not unconditional:
+            return inside, None
+        return inside, await self._score(alone, 0, context.namespace)
 
     async def cache_prefix(self, context: Context) -> None:
         """See `Backend`."""
-        await self.generate(context, SamplingParams(max_tokens=0))
+        await self.generate(context, SamplingParams(max_tokens=0, namespace=context.namespace))
 
     def flush_cache(self) -> bool:
         """See `Backend`."""
@@ -119,7 +121,9 @@ class EngineBackend(Backend):
 
         return join(encode, context.text, choices)
 
-    async def _score(self, texts: Sequence[list[int]], start: int) -> list[Tokens]:
+    async def _score(
+        self, texts: Sequence[list[int]], start: int, namespace: str | None
+    ) -> list[Tokens]:
         """The tokens of each text from `start` on, with their log-probabilities.
 
         A tree of tokens, written as its sorted paths: each asks only for what it does not share
@@ -132,7 +136,10 @@ class EngineBackend(Backend):
         """
         paths = sorted({tuple(ids) for ids in texts})
         shared = [start, *(max(start, _common(a, b)) for a, b in pairwise(paths))]
-        params = [SamplingParams(max_tokens=0, prompt_logprobs_from=n) for n in shared]
+        params = [
+            SamplingParams(max_tokens=0, prompt_logprobs_from=n, namespace=namespace)
+            for n in shared
+        ]
         done = await self.engine.agenerate(paths, params)
         assert isinstance(done, list)
         tokens_of: dict[tuple[int, ...], list[list[Any]]] = {}
