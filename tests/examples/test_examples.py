@@ -4,10 +4,13 @@ that what their branches, turns and questions share was computed once."""
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -358,3 +361,12 @@ def test_only_code_is_counted() -> None:
             f(1)
     '''
     assert count_lines.code_lines(textwrap.dedent(source)) == 6
+
+
+def test_the_readmes_program_prints_what_it_shows() -> None:
+    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## A program\n", 1)[1]
+    source, shown = re.findall(r"^```(?:python|text)\n(.*?)^```", section, re.DOTALL | re.M)[:2]
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(source, {})  # on this file's default backend, the same as the README's
+    assert printed.getvalue() == shown
