@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from minisgl.lang import ir
 from minisgl.lang.backends import as_backend
@@ -13,8 +13,11 @@ from minisgl.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from minisgl.lang.config import global_config
 from minisgl.lang.dtypes import reading_of
 from minisgl.lang.function import Function
-from minisgl.lang.settings import settings
+from minisgl.lang.settings import Settings, settings
 from minisgl.lang.state import ProgramState
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in `typing` from Python 3.11 on
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +46,7 @@ def gen(
     choices_method: ChoicesSamplingMethod | None = None,
     regex: str | None = None,
     json_schema: Any = None,
-    **others: Any,
+    **others: Unpack[Settings],
 ) -> ir.Gen | ir.Select:
     """The model goes on from here.  The answer joins the text and becomes the variable `name`.
 
@@ -94,17 +97,27 @@ def gen(
 
 
 def gen_int(
-    name: str | None = None, max_tokens: int | None = None, n: int | None = None, **others: Any
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    *,
+    stop: str | Sequence[str] | None = None,
+    **others: Unpack[Settings],
 ) -> ir.Gen | ir.Select:
     """`gen` of a whole number, at most 18 digits; the variable is its text."""
-    return gen(name, max_tokens, n=n, dtype=int, **others)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **others)
 
 
 def gen_string(
-    name: str | None = None, max_tokens: int | None = None, n: int | None = None, **others: Any
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    *,
+    stop: str | Sequence[str] | None = None,
+    **others: Unpack[Settings],
 ) -> ir.Gen | ir.Select:
     """`gen` of a JSON string, quotes and all, of at most 100 characters."""
-    return gen(name, max_tokens, n=n, dtype=str, **others)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=str, **others)
 
 
 def select(

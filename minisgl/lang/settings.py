@@ -4,9 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 from minisgl.sampling import SamplingParams
+
+
+class Settings(TypedDict, total=False):
+    """What `gen` takes besides its own arguments, for editors and type checkers."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    ignore_eos: bool
+    skip_special_tokens: bool
+    no_stop_trim: bool
+    json_space: int
+    logprobs: int
+    prompt_logprobs_from: int
+    namespace: str
+    # SGLang's names
+    max_new_tokens: int
+    min_new_tokens: int
+    return_logprob: bool
+    top_logprobs_num: int
+    logprob_start_len: int
+    return_text_in_logprobs: bool
+
 
 DEFAULTS: Mapping[str, Any] = {"max_tokens": 128}  # of a gen; the rest as in `SamplingParams`
 

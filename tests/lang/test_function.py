@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import os
 import signal
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import minisgl.lang as sgl
 from minisgl import SamplingParams
+from minisgl.lang.settings import Settings, is_setting
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +169,12 @@ class TestSettings:
             sgl.gen("x", temprature=1)
         with pytest.raises(ValueError, match=r"regex='\(': missing \)"):
             sgl.gen("x", regex="(")
+
+    def test_editors_know_every_one_of_them(self) -> None:
+        own = set(inspect.signature(sgl.gen).parameters) - {"others"}
+        known = own | set(Settings.__annotations__)
+        assert {f.name for f in dataclasses.fields(SamplingParams)} <= known
+        assert all(is_setting(name) for name in Settings.__annotations__)
 
     def test_an_unknown_switch_is_an_error(self) -> None:
         with pytest.raises(AttributeError):
