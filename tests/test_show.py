@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
 from minisgl.cache.radix_cache import RadixCache
-from scripts.show import masking, radix, schedule, svg, trace
+from scripts.show import automata, masking, radix, schedule, svg, trace
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -183,6 +183,23 @@ def test_an_excerpt_and_a_trace_that_was_cut_off(traced: Path, tmp_path: Path) -
     )
 
 
+# ---------------------------------------------------------------------- automata
+
+
+def test_a_chain_of_forced_characters_is_one_edge_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    above, below = groups(ElementTree.fromstring(automata.draw("abc(d|ef)")), "automaton")
+    edges = [{w.strip('"') for w in words(half)} - set("0123456") for half in (above, below)]
+    assert edges == [{"a", "b", "c", "d", "e", "f"}, {"abc", "d", "e", "f"}]
+    file = tmp_path / "picture.svg"
+    automata.main([str(file), "abc(d|ef)"])
+    assert file.read_text(encoding="utf-8") == automata.draw("abc(d|ef)")
+    with pytest.raises(SystemExit):
+        automata.main([str(file), "a(b"])
+    assert "position 1" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------- what a mask does
 
 
@@ -220,6 +237,12 @@ def test_the_table_of_choices(tiny_model_dir: Path, capsys: pytest.CaptureFixtur
 def test_the_radix_picture_is_current() -> None:
     kept = (PICTURES / "radix.svg").read_text(encoding="utf-8")
     assert radix.figure_3() == kept, "python -m scripts.show.radix docs/pictures/radix.svg"
+
+
+def test_the_picture_of_automata_is_current() -> None:
+    kept = (PICTURES / "automata.svg").read_text(encoding="utf-8")
+    drawn = automata.draw(automata.PATTERN)
+    assert drawn == kept, "python -m scripts.show.automata docs/pictures/automata.svg"
 
 
 @pytest.mark.parametrize(("story", "name"), [("mixed", "schedule.svg"), ("tight", "retract.svg")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,26 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path, dtype: str, budget: in
         assert warm.token_ids == expected[1]
         assert warm.cached_tokens == len(PROMPTS[1]) - 1
         ours.check()
+
+
+def test_a_constrained_answer_beside_a_free_one(tmp_path: Path) -> None:
+    """The mask is found on the host, sent once, and applied by its kernel; the other row is free.
+    What is forced is an extend in the middle of an answer."""
+    path = make_tiny_model(tmp_path / "m", num_layers=1, vocab_size=300, hidden_size=32)
+    regex = "[ab](no|yes, sir)"
+    free = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    follow = SamplingParams(temperature=0.0, regex=regex)
+    settings = {"context_length": 32, "kv_tokens": 64, "dtype": "float32"}
+    answers = {}
+    for jump_forward in (True, False):
+        with Engine(str(path), jump_forward=jump_forward, **settings) as engine:
+            together = engine.generate(PROMPTS, [free, follow])
+            answers[jump_forward] = together[1]
+            assert together[0].token_ids == engine.generate(PROMPTS[0], free).token_ids
+            engine.check()
+    jumps, walks = answers[True], answers[False]
+    assert re.fullmatch(regex, jumps.text)
+    assert (jumps.token_ids, jumps.text) == (walks.token_ids, walks.text)
+    assert jumps.forward_passes < walks.forward_passes
+    assert jumps.removed == pytest.approx(walks.removed, abs=1e-4)
+    assert jumps.removed and all(0 < share < 1 for share in jumps.removed)
