@@ -116,7 +116,8 @@ def test_import_minisgl_does_not_wait_for_torch() -> None:
     code = (
         "import sys, minisgl; assert 'torch' not in sys.modules; "
         "minisgl.SamplingParams, minisgl.EngineConfig; assert 'torch' not in sys.modules; "
-        "import minisgl.cache.radix_cache; assert 'torch' not in sys.modules"
+        "import minisgl.cache.radix_cache; assert 'torch' not in sys.modules; "
+        "import minisgl.lang; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
@@ -129,3 +130,10 @@ def test_every_public_name_loads() -> None:
     assert set(minisgl.__all__) <= set(dir(minisgl))
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         minisgl.Motor  # noqa: B018
+
+    import minisgl.lang
+
+    for name in minisgl.lang.__all__:
+        assert getattr(minisgl.lang, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        minisgl.lang.Motor  # noqa: B018
