@@ -26,6 +26,8 @@ from minisgl.fsm.schema_keywords import (
     nothing_valid,
 )
 
+MAX_EXPANDED = 30_000  # schemas that one is made of, each as often as it is referred to
+
 # The bound that holds where this one doesn't.
 _OPPOSITE = {
     "minimum": "exclusiveMaximum", "exclusiveMinimum": "maximum",
@@ -44,6 +46,7 @@ class Logic:
     def __init__(self, resolve: Callable[[Any, str], Any]) -> None:
         self._resolve = resolve
         self._rewrites = 0  # how often more than allOf and $ref were at work
+        self._budget = MAX_EXPANDED
 
     def normal(self, schema: Any, path: str, seen: frozenset[str] = frozenset()) -> Any:
         """A schema that is valid for the same values: a boolean, or what is asked of each type.
@@ -59,12 +62,15 @@ class Logic:
             return schema
         if not isinstance(schema, Mapping):
             fail(path, f"a schema is an object or a boolean, not {schema!r}")
+        self._budget -= 1
+        if self._budget < 0:
+            fail(path, f"references and conditions make more than {MAX_EXPANDED} schemas of this")
         whole: Any = self._checked({k: v for k, v in schema.items() if k in ASKING}, path)
         logic = {k: whole.pop(k) for k in ("$ref", *LOGIC) if k in whole}
         unevaluated = {k: whole.pop(k) for k in list(whole) if k.startswith("unevaluated")}
         rewrites = self._rewrites
         try:
-            for part in self._parts(logic, path, seen):
+            for part in self._parts(logic, whole, path, seen):
                 whole = merged(whole, part)
         except ValueError as error:
             if type(error) is not ValueError:
@@ -93,8 +99,10 @@ class Logic:
         schema.pop("additionalItems", None)  # beside no list of items it says nothing
         return schema
 
-    def _parts(self, logic: dict[str, Any], path: str, seen: frozenset[str]) -> list[Any]:
-        """Schemas in normal form that say together what the keywords say."""
+    def _parts(
+        self, logic: dict[str, Any], beside: Any, path: str, seen: frozenset[str]
+    ) -> list[Any]:
+        """Schemas in normal form that say together what the keywords say, `beside` others."""
         parts: list[Any] = []
         for keyword, value in logic.items():
             match keyword:
@@ -107,7 +115,7 @@ class Logic:
                     parts += [self.normal(o, path, seen) for o in _options(value, keyword, path)]
                 case _:
                     self._rewrites += 1
-                    for options in self._cases(keyword, value, logic, path, seen):
+                    for options in self._cases(keyword, value, logic, beside, path, seen):
                         if len(options) == 1:
                             parts.append(self.normal(options[0], path, seen))
                         else:
@@ -115,14 +123,20 @@ class Logic:
         return parts
 
     def _cases(
-        self, keyword: str, value: Any, logic: dict[str, Any], path: str, seen: frozenset[str]
+        self,
+        keyword: str,
+        value: Any,
+        logic: dict[str, Any],
+        beside: Any,
+        path: str,
+        seen: frozenset[str],
     ) -> list[list[Any]]:
         """Lists of schemas: that one of each list holds is what a keyword says."""
         match keyword:
             case "anyOf":
                 return [_options(value, keyword, path)]
             case "oneOf":
-                return [self._exclusive(_options(value, keyword, path), path, seen)]
+                return [self._exclusive(_options(value, keyword, path), beside, path, seen)]
             case "not":
                 return [self._negated(value, path, seen)]
             case "if":
@@ -139,9 +153,15 @@ class Logic:
             cases.append([{"properties": {name: False}}, {"allOf": [{"required": [name]}, here]}])
         return cases
 
-    def _exclusive(self, options: list[Any], path: str, seen: frozenset[str]) -> list[Any]:
+    def _exclusive(
+        self, options: list[Any], beside: Any, path: str, seen: frozenset[str]
+    ) -> list[Any]:
         """Of each option the values that aren't valid by another."""
+        of_type = (
+            {"type": beside["type"]} if isinstance(beside, Mapping) and "type" in beside else {}
+        )
         followed = [self._followed(option, path, seen) for option in options]
+        followed = [{**of_type, **o} if isinstance(o, Mapping) else o for o in followed]
         if all(are_disjoint(a, b) for a, b in combinations(followed, 2)):
             return options
         return [

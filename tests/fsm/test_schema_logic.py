@@ -162,3 +162,37 @@ def test_merging_asks_for_both() -> None:
     many = {"anyOf": [{"minLength": n} for n in range(40)]}
     with pytest.raises(ValueError, match="1000 combinations"):
         merged(many, {"anyOf": [{"maxLength": n} for n in range(40)]})
+
+
+def _refers_twice(keyword: str, last: Any) -> dict[str, Any]:
+    """Twenty-five schemas, each of which refers to the next one twice: 2^25 ways down."""
+    defs: dict[str, Any] = {"d25": last}
+    for i in range(25):
+        below = {"$ref": f"#/$defs/d{i + 1}"}
+        two = {"a": below, "b": below} if keyword == "properties" else [below, below]
+        defs[f"d{i}"] = {keyword: two}
+    return {"$ref": "#/$defs/d0", "$defs": defs}
+
+
+def test_hostile_references_end_within_a_budget() -> None:
+    with pytest.raises(SchemaError, match="more than 30000 schemas"):
+        compile_json_schema(_refers_twice("allOf", {"type": "null"}))
+    assert allows(_refers_twice("anyOf", {"type": "null"}), None)
+    assert allows(_refers_twice("properties", {"type": "null"}), {"a": {"b": {"a": {}}}})
+    for loop in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"not": {"$ref": "#"}}):
+        with pytest.raises(ValueError, match=r"leads to itself|no text matches|more than 30000"):
+            compile_json_schema(loop)
+    with pytest.raises(SchemaError, match="1000 combinations"):
+        twelve = [{"anyOf": [{"minLength": i}, {"pattern": "a"}]} for i in range(12)]
+        compile_json_schema({"allOf": twelve})
+
+
+def test_thirty_kinds_told_apart_by_a_constant() -> None:
+    kinds = [
+        {"properties": {"kind": {"const": f"k{i}"}, f"v{i}": {"type": "integer"}},
+         "required": ["kind", f"v{i}"]}
+        for i in range(30)
+    ]  # fmt: skip
+    schema = {"type": "object", "oneOf": kinds}
+    assert allows(schema, {"kind": "k7", "v7": 1})
+    assert not allows(schema, {"kind": "k7", "v8": 1})
