@@ -58,7 +58,7 @@ def generate_event_triple(s, persona_name: str, action: str):
 
 @sgl.function
 def generate_pronunciatio(s, action: str):
-    s += f"An action and one or two emojis for it.\nsleeping: 😴\nreading a book: 📖\n{action}: "
+    s += f"An action and one or two emojis for it.\nsleeping: 😴\nreading a book: 📖\n{action}:"
     s += sgl.gen("out", stop="\n", max_tokens=6)
 
 

@@ -3,6 +3,7 @@ that what their branches, turns and questions share was computed once."""
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import io
 import itertools
@@ -12,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -370,3 +371,9 @@ def test_the_readmes_program_prints_what_it_shows() -> None:
     with redirect_stdout(io.StringIO()) as printed:
         exec(source, {})  # on this file's default backend, the same as the README's
     assert printed.getvalue() == shown
+
+
+@pytest.mark.parametrize("module", [common, count_lines])
+def test_helpers_do_what_their_docstrings_show(module: ModuleType) -> None:
+    told = doctest.testmod(module)
+    assert told.attempted > 0 and told.failed == 0
