@@ -96,6 +96,9 @@ class Function(Generic[P, R]):
         except asyncio.CancelledError:
             run.program.cancel(ProgramCancelledError("the program was cancelled"))
             raise
+        except BaseException as error:
+            run.program.cancel(error)  # its branches may still be at work
+            raise
         return run.state
 
     def run_batch(

@@ -359,6 +359,19 @@ class TestCoroutines:
     def test_errors_are_raised_and_cancelling_ends_the_program(self) -> None:
         with no_thread_stays(), pytest.raises(Boom):
             asyncio.run(qa.arun("why", backend=FakeBackend(fails=lambda _: True)))
+        backend = FakeBackend(
+            fails=lambda text: "bad" in text, delay=lambda text: 60 if "slow" in text else 0.01
+        )
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            forks = s.fork(2)
+            forks += "slow" + sgl.gen("x")
+            s += "bad" + sgl.gen("y")
+
+        with no_thread_stays(), pytest.raises(Boom):
+            asyncio.run(f.arun(backend=backend))
+        assert (backend.aborted, backend.running) == (2, 0)
         backend = FakeBackend(delay=lambda _: 60)
 
         async def main() -> None:
