@@ -230,14 +230,16 @@ class TestRoles:
     def test_appended_branches_stay_quoted(self) -> None:
         @sgl.function
         def f(s: sgl.ProgramState) -> None:
-            s += "plain " + sgl.user_begin() + "a"
+            s += sgl.user("first") + "plain " + sgl.user_begin() + "a"
             forks = s.fork(2)
             forks += ["<b>", "<c>"]
             forks.join("concate_and_append")
             s += "d" + sgl.user_end()
 
         context = f.run(backend=FakeBackend()).stream_executor.context
-        assert "".join(context.text[a:b] for a, b in context.quoted) == "a<b><c>d"
+        assert "".join(context.text[a:b] for a, b in context.quoted) == "firsta<b><c>d"
+        ends = [end for span in context.quoted for end in span]
+        assert ends == sorted(ends)
 
 
 class TestImages:

@@ -202,6 +202,18 @@ class TestPrimitives:
         state = f.run(backend=FakeBackend())
         assert state.text() == state["gen_0"] + state["select_0"] + state["gen_1"]
 
+    def test_branches_go_on_counting(self) -> None:
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += "a" + sgl.gen(max_tokens=1)
+            forks = s.fork(2)
+            forks += sgl.gen(max_tokens=2)
+            forks.join()
+
+        state = f.run(backend=FakeBackend())
+        assert state["gen_0"] == words("a", 1)
+        assert state["gen_1"] == [words("a" + state["gen_0"], 2)] * 2
+
     def test_n_answers_are_a_list_and_the_text_goes_on_with_the_first(self) -> None:
         @sgl.function
         def f(s: sgl.ProgramState, stream: bool = False) -> None:
