@@ -126,6 +126,42 @@ class TestJumpForward:
             assert ours.forward_passes <= alone.forward_passes >= alone.completion_tokens
             assert ours.removed == pytest.approx(alone.removed, abs=1e-4)
 
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"regex": r"(Größe|Höhe): \d{1,3},\d m"},
+            {"regex": r"naïve (café|cafè)s?|[äöüß]{2,4}"},
+            {"regex": r"version \d{1,2}\.\d{1,2}(\.\d)?"},
+            {"regex": r"\[(春天|春分|夏至)(, (春天|春分|夏至))?\]"},
+            {"json_schema": {"enum": ["Müller", "Möller", "Ærø", "😀😃"]}},
+            {"json_schema": {
+                "properties": {"größe": {"type": "number", "minimum": 3, "maximum": 4}},
+                "type": "object", "required": ["größe"], "additionalProperties": False,
+            }},
+            {"json_schema": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
+        ],
+        ids=lambda asked: str(next(iter(asked.values())))[:20],
+    )  # fmt: skip
+    @pytest.mark.parametrize("temperature", [0.0, 2.0])
+    def test_umlauts_and_numbers(
+        self, pair: tuple[Engine, Engine], asked: dict[str, Any], temperature: float
+    ) -> None:  # H9
+        jumps, walks = pair
+        for seed in range(4):
+            params = SamplingParams(
+                temperature=temperature, seed=seed, max_tokens=50, json_space=0, **asked
+            )
+            ours, alone = jumps.generate(PROMPT, params), walks.generate(PROMPT, params)
+            same = first_difference(walks, PROMPT, params, ours.token_ids, alone.token_ids)
+            assert same < len(alone.token_ids) or ours.text == alone.text
+            assert "\ufffd" not in ours.text
+            if ours.finish_reason == "length":
+                continue
+            if "regex" in asked:
+                assert re.fullmatch(asked["regex"], ours.text)
+            else:  # "3.5.5" is no number
+                jsonschema.validate(json.loads(ours.text), asked["json_schema"])
+
     @pytest.mark.parametrize("regex", PATTERNS)
     @pytest.mark.parametrize("temperature", [0.0, 2.0])
     def test_the_answer_matches_and_its_tokens_spell_it(
@@ -332,6 +368,38 @@ class TestWithOtherSettings:
             assert done.finish_reason == "stop"
             assert re.fullmatch("a[bc]{1,3}d?", done.text)
 
+    @given(
+        st.sampled_from(
+            ["[a-c]{1,3}(d|ef)?", "(ab)*c?", "yes|yes, sir", r"\d+(\.\d+)?", "日(本語?)?", "a?"]
+        ),
+        st.randoms(use_true_random=False),
+    )
+    def test_eos_is_allowed_exactly_where_the_text_is_complete(
+        self, engine: Engine, regex: str, random: Any
+    ) -> None:  # H10
+        constraint = engine.door.make(PROMPT, follow(regex)).constraint
+        assert constraint is not None
+        guide, text = constraint.guide, b""
+        eos = engine.tokenizer.eos_token_ids
+        for _ in range(8):
+            allowed = guide.masks.vocab.ids(guide.allowed())
+            is_complete = re.fullmatch(regex, text.decode(errors="replace")) is not None
+            assert eos <= {*allowed} if is_complete else eos.isdisjoint(allowed)
+            others = [i for i in allowed if i not in eos]
+            if not others:
+                assert is_complete
+                break
+            token = random.choice(others)
+            guide.advance(token)
+            text += engine.tokenizer.token_bytes(token)
+
+    def test_a_model_that_wants_to_end_does_so_as_soon_as_it_may(self, engine: Engine) -> None:
+        bias = dict.fromkeys(engine.tokenizer.eos_token_ids, 100.0)
+        for regex, text in [("[a-c]{2,9}", ".."), (r"x\d+(\.\d+)?", "x."), ("(ab)*", "")]:
+            done = engine.generate(PROMPT, follow(regex, logit_bias=bias))
+            assert (done.finish_reason, done.stop_match) == ("stop", min(bias))
+            assert re.fullmatch(regex, done.text) and re.fullmatch(text, done.text)
+
     def test_ignore_eos_goes_on_while_it_can(self, engine: Engine) -> None:
         done = engine.generate(PROMPT, follow("[ab]{1,20}", ignore_eos=True))
         assert len(done.text) == 20
@@ -352,6 +420,20 @@ class TestWithOtherSettings:
         assert done.prompt_logprobs is not None
         assert len(done.prompt_logprobs) == len(PROMPT)
         assert done.text == "yes"
+
+    @pytest.mark.parametrize("temperature", [0.0, 2.0])
+    def test_logprobs_of_a_constrained_answer_are_numbers(
+        self, engine: Engine, temperature: float
+    ) -> None:  # C7
+        """They are the model's own, so that what the mask forbids is not -inf among them: JSON,
+        which has no infinity, can hold them all."""
+        for regex in PATTERNS:
+            params = replace(follow(regex, logprobs=5), temperature=temperature, seed=0)
+            done = engine.generate(PROMPT, params)
+            assert done.logprobs is not None and len(done.logprobs) == len(done.token_ids)
+            json.dumps([dataclasses.asdict(each) for each in done.logprobs], allow_nan=False)
+            assert all(len(each.top) == 5 for each in done.logprobs)
+            assert any(each.token_id != each.top[0][0] for each in done.logprobs)
 
     def test_a_pattern_with_no_token_allowed_is_an_error(self, engine: Engine) -> None:
         never = {i: -float("inf") for i in range(384)}
