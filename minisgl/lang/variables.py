@@ -54,10 +54,9 @@ class Variable:
     def add(self, text: str, meta: Any) -> None:
         """A piece of it has come."""
         with self.changes:
-            if not self._is_done:
-                self.text += text
-                self._meta = meta
-                self.changes.tell()
+            self.text += text
+            self._meta = meta
+            self.changes.tell()
 
     def fail(self, failure: Failure) -> None:
         """There will be no value; without effect on one that is there."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 from minisgl.lang.background import Background
 from minisgl.lang.changes import Changes, Piece, async_pieces, pieces
+from minisgl.lang.context import Context
+from minisgl.lang.primitives import value_of
 from tests.engine.common import LONG, in_thread
 from tests.lang.fake import language_threads, no_thread_stays
 
@@ -68,6 +71,20 @@ class TestBackground:
         with no_thread_stays(), in_thread(work), in_thread(work), in_thread(work):
             pass
         assert said == ["minisgl-lang"] * 150
+
+
+def test_a_stream_that_stops_waiting_for_another_leaves_it_as_it_is() -> None:
+    handed_over: Future[Context] = Future()
+
+    async def main() -> None:
+        waits = [asyncio.create_task(value_of(handed_over)) for _ in range(2)]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        await asyncio.sleep(0)
+        handed_over.set_result(Context("said"))
+        assert (await waits[1]).text == "said"
+
+    asyncio.run(main())
 
 
 class TestChanges:

@@ -165,6 +165,17 @@ class TestRoles:
                 {"role": "tool", "content": "T"},
             ]
 
+    def test_a_message_begins_with_its_first_word(self) -> None:
+        """Models like to begin with a space; a message does not."""
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += sgl.user("\n Q ") + sgl.assistant(sgl.gen("x"))
+
+        state = f.run(backend=FakeBackend())
+        assert state["x"][0] == " "
+        assert [m["content"] for m in state.messages()] == ["Q ", state["x"].lstrip()]
+
     def test_mistakes_are_raised_where_they_are_written(self) -> None:
         @sgl.function
         def f(s: sgl.ProgramState) -> None:
