@@ -326,6 +326,7 @@ def test_the_plain_judge_ends_early_and_asks_again(tmp_path: Path) -> None:
     text, image = client.calls[1]["messages"][-1]["content"]
     assert RECIPE in text["text"]
     assert image["image_url"]["url"] == "data:image/png;base64,iVBORw=="
+    assert [call["temperature"] for call in client.calls] == [0.0, 0.7]
     with pytest.raises(ValueError, match="3 answers, and none has the form"):
         plain.essay_judge(Chat(lambda _: "Hm."), "m", RECIPE)
 

@@ -20,16 +20,13 @@ from typing import Any
 DIMENSIONS = ("clarity", "originality", "evidence", "structure", "tone", "grammar")
 REPORT = r'\{"summary": "[\w ,]{10,120}\.", "grade": "[ABCD][+-]?"\}'
 KINDS = ("an essay", "a recipe", "a letter")
-TRIES = 3
+TEMPERATURES = (0.0, 0.7, 1.0)  # of the tries: at 0 the same answer would come again
 
 
-def ask(client: Any, model: str, messages: list[Any], question: Any, max_tokens: int) -> str:
-    reply = client.chat.completions.create(
-        model=model,
-        messages=[*messages, {"role": "user", "content": question}],
-        max_tokens=max_tokens,
-        temperature=0,
-    )
+def ask(client: Any, model: str, messages: list[Any], question: Any, **settings: Any) -> str:
+    messages = [*messages, {"role": "user", "content": question}]
+    settings = {"temperature": 0.0, **settings}
+    reply = client.chat.completions.create(model=model, messages=messages, **settings)
     return reply.choices[0].message.content or ""
 
 
@@ -41,22 +38,19 @@ def say(messages: list[Any], question: Any, answer: str) -> None:
 def with_picture(text: str, picture: Path) -> list[Any]:
     data = base64.b64encode(picture.read_bytes()).decode()
     url = f"data:image/{picture.suffix[1:]};base64,{data}"
-    return [
-        {"type": "text", "text": text},
-        {"type": "image_url", "image_url": {"url": url}},
-    ]
+    return [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
 
 
 def ask_until(
-    client: Any, model: str, messages: list[Any], question: Any, max_tokens: int, pattern: str
+    pattern: str, client: Any, model: str, messages: list[Any], question: Any, max_tokens: int
 ) -> str:
     """The first part of an answer that matches `pattern`."""
-    for _ in range(TRIES):
-        answer = ask(client, model, messages, question, max_tokens)
-        found = re.search(pattern, answer)
+    for temperature in TEMPERATURES:
+        settings = {"max_tokens": max_tokens, "temperature": temperature}
+        found = re.search(pattern, ask(client, model, messages, question, **settings))
         if found is not None:
             return found[0]
-    raise ValueError(f"{TRIES} answers, and none has the form {pattern}")
+    raise ValueError(f"{len(TEMPERATURES)} answers, and none has the form {pattern}")
 
 
 def essay_judge(
@@ -66,19 +60,19 @@ def essay_judge(
     question: Any = f"Essay: {essay}\n\nWhat kind of text is this?"
     if picture is not None:
         question = with_picture(question, picture)
-    kind = ask_until(client, model, messages, question, 8, "|".join(KINDS))
+    kind = ask_until("|".join(KINDS), client, model, messages, question, 8)
     say(messages, question, f"It is {kind}.")
     if kind != "an essay":
         return {"kind": kind}
 
     def judge(dimension: str) -> str:
         question = f"Judge the {dimension} of the essay in two sentences."
-        return ask(client, model, messages, question, max_tokens)
+        return ask(client, model, messages, question, max_tokens=max_tokens)
 
     with ThreadPoolExecutor(len(DIMENSIONS)) as pool:
         judgments = list(pool.map(judge, DIMENSIONS))
 
     listed = "\n".join(judgments)
     question = f"{listed}\n\nSum these up, and give a grade from A to D, as JSON."
-    report = ask_until(client, model, messages, question, 128, REPORT)
+    report = ask_until(REPORT, client, model, messages, question, 128)
     return {"kind": kind, "judgment": judgments, "report": report}
