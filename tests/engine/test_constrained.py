@@ -556,7 +556,7 @@ class TestJson:
     @pytest.mark.parametrize("space", [0, 3])
     def test_the_answer_is_valid(self, engine: Engine, schema: Any, space: int) -> None:
         params = SamplingParams(
-            json_schema=schema, json_space=space, temperature=1.0, seed=3, n=3, max_tokens=150
+            json_schema=schema, json_space=space, temperature=1.0, seed=3, n=4, max_tokens=300
         )
         plain = json.loads(_as_json(schema))
         for done in engine.generate(PROMPT, params):  # type: ignore[union-attr]
