@@ -29,6 +29,7 @@ from minisgl.fsm import (
     compile_json_schema,
     compile_regex,
 )
+from minisgl.models.hub import cache_dir
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
 
@@ -229,7 +230,8 @@ class Constrainer:
         with self._lock:
             if self._table is None:
                 texts = [self._tokenizer.token_bytes(i) for i in range(self._vocab_size)]
-                vocab = VocabIndex(texts, special_ids=self._tokenizer.special_ids)
+                special = self._tokenizer.special_ids
+                vocab = VocabIndex(texts, special_ids=special, cache=cache_dir())
                 self._table = MaskTable(vocab, self._device)
             return self._table
 

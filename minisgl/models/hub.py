@@ -58,7 +58,7 @@ def resolve_model(name: str | Path | None = None, *, progress: bool | None = Non
 
 
 def cache_dir() -> Path:
-    """Where converted models are kept; made on first use."""
+    """Where converted models, and what is made of vocabularies, are kept; made on first use."""
     if own := os.environ.get("MINISGL_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
