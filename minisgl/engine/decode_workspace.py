@@ -49,7 +49,7 @@ class SlabPlan(Generic[Owner]):
     start: int  # its n requests are rows [start, start + n) of the step's queries
     longest: int
     target: torch.Tensor  # [n · 2 · KV]: where the new K and V heads go
-    mask: torch.Tensor | None  # [n, 1, longest], added to the scores; None: all equally long
+    mask: torch.Tensor | None  # [n · KV, 1, longest], added to the scores; None: equally long
 
 
 class DecodeWorkspace(Generic[Owner]):
@@ -216,7 +216,7 @@ class DecodeWorkspace(Generic[Owner]):
         if min(slab.lengths) + 1 < longest:
             hidden = torch.arange(longest) > lengths[:, None]  # [n, L]
             mask = torch.zeros(n, 1, longest, dtype=self.dtype)
-            mask.masked_fill_(hidden[:, None], float("-inf"))
+            mask = mask.masked_fill_(hidden[:, None], float("-inf")).repeat_interleave(KV, dim=0)
         return SlabPlan(slab, start, longest, target.flatten(), mask)
 
     def _slab(self, capacity: int) -> Slab[Owner]:

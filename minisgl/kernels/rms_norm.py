@@ -14,9 +14,13 @@ from minisgl.kernels.block_sizes import row_blocks
 from minisgl.kernels.dispatch import tl, triton, use_triton
 
 
+FEW_ROWS = 64  # below, the calls of a chain cost more than the tensor
+
+
 def rms_norm_ref(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
-    # By the norm, not the mean of squares: a [T, D] tensor of these is most of the time in torch's
-    # own rms_norm, for a long prompt on a CPU.
+    if len(x) < FEW_ROWS:
+        return torch.rms_norm(x, w.shape, w, eps)  # one call: a decode step has dozens of these
+    # By the norm: for a long prompt on a CPU torch's own is slow with its [T, D] tensor of squares.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     return (x * scale).mul_(w).to(x.dtype)

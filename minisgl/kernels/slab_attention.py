@@ -2,7 +2,7 @@
 
     o[r, h] = softmax_l(scale · q[r, h]·k[r, h // G, l]) · v[r, h // G, l]
 
-Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B, 1, L] or None -> o [B, H, D].
+Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B·KV, 1, L] or None -> o [B, H, D].
 
 Two batched matrix products with a softmax between; the G = H / KV query heads that share a KV head
 are the rows of one product, so keys are read once for all of them.  Keys that B requests share are
@@ -76,12 +76,11 @@ def merge(
 def _scores(
     rows: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """rows [N, M, D], k [N, L, D], mask [B, 1, L] with N · M = B · H -> [N, M, L]"""
-    # beta = 0: the first operand is never read, only its dtype
-    scores = torch.baddbmm(rows.new_empty(1), rows, k.transpose(1, 2), beta=0, alpha=scale)
+    """rows [N, M, D], k [N, L, D], mask [N, 1, L] -> [N, M, L]"""
     if mask is not None:
-        scores.view(mask.shape[0], -1, mask.shape[2]).add_(mask)
-    return scores
+        return torch.baddbmm(mask, rows, k.transpose(1, 2), alpha=scale)
+    # beta = 0: the first operand is never read, only its dtype
+    return torch.baddbmm(rows.new_empty(1), rows, k.transpose(1, 2), beta=0, alpha=scale)
 
 
 def _attend(

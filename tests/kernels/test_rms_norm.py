@@ -21,7 +21,7 @@ def exact(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("T", "D"), [(1, 16), (3, 48), (40, 33), (2, 576)])
+@pytest.mark.parametrize(("T", "D"), [(1, 16), (3, 48), (40, 33), (2, 576), (70, 33)])
 def test_rms_norm_is_exact(T: int, D: int, dtype: torch.dtype) -> None:
     x, w = randn(T, D, dtype=dtype), randn(D, dtype=dtype)
     assert_near(rms_norm(x, w, EPS), exact(x, w))
@@ -57,10 +57,11 @@ def test_the_rms_of_equal_values_is_their_size() -> None:
     assert_near(rms_norm(x, torch.ones(24, device=DEVICE), 0.0), torch.full_like(x, -1.0).double())
 
 
-def test_large_values_do_not_overflow_in_half_precision() -> None:
-    x = torch.full((1, 64), 300.0, dtype=torch.float16, device=DEVICE)  # 300² > 65504
+@pytest.mark.parametrize("rows", [1, 70])
+def test_large_values_do_not_overflow_in_half_precision(rows: int) -> None:
+    x = torch.full((rows, 64), 300.0, dtype=torch.float16, device=DEVICE)  # 300² > 65504
     w = torch.ones(64, dtype=torch.float16, device=DEVICE)
-    assert_near(rms_norm(x, w, EPS), torch.ones((1, 64), dtype=torch.float64, device=DEVICE))
+    assert_near(rms_norm(x, w, EPS), torch.ones((rows, 64), dtype=torch.float64, device=DEVICE))
 
 
 def test_no_rows() -> None:
