@@ -13,7 +13,6 @@ import torch
 from minisgl.kernels.block_sizes import row_blocks
 from minisgl.kernels.dispatch import tl, triton, use_triton
 
-
 FEW_ROWS = 64  # below, the calls of a chain cost more than the tensor
 
 
