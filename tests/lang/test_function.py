@@ -313,8 +313,9 @@ class TestBatch:
     def test_ctrl_c_ends_a_batch_cleanly(self) -> None:
         """E6."""
         code = """
-import threading, minisgl.lang as sgl
+import signal, threading, minisgl.lang as sgl
 from tests.lang.fake import FakeBackend
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 backend = FakeBackend(delay=lambda _: 60)
 @sgl.function
 def f(s, i):

@@ -616,8 +616,13 @@ class TestErrors:
             signal.pthread_kill(main, signal.SIGINT)
 
         main = threading.get_ident()
-        with no_thread_stays(), in_thread(interrupt), pytest.raises(KeyboardInterrupt):
-            f.run(backend=backend)
+        # A shell's background jobs ignore the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with no_thread_stays(), in_thread(interrupt), pytest.raises(KeyboardInterrupt):
+                f.run(backend=backend)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert (backend.aborted, backend.running) == (1, 0)
 
     def test_values_of_the_program_may_be_anything(self) -> None:
