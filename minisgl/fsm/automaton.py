@@ -22,6 +22,10 @@ MAX_STATES = 200_000
 Edges = dict[int, int]  # a state -> the classes that lead there, a bit for each
 
 
+class NoTextError(ValueError):
+    """The pattern can't be matched by any text."""
+
+
 class Automaton:
     """A deterministic automaton over the classes of `alphabet`, made as far as it is asked.
 
@@ -33,7 +37,7 @@ class Automaton:
         start: the state where every text begins.
 
     Raises:
-        ValueError: no text at all matches.
+        NoTextError: a ValueError: no text at all matches.
         TooComplexError: also a ValueError, from here or a later call: the budget is spent.
     """
 
@@ -46,10 +50,10 @@ class Automaton:
         self._is_live: dict[int, bool] = {}
         before, rests = self._rests.start()
         if not rests:
-            raise ValueError("no text matches this pattern")
+            raise NoTextError("no text matches this pattern")
         self.start = self._state(before, rests)
         if isinstance(self._rests, LookTable) and not self._can_accept(self._rests, self.start):
-            raise ValueError("no text matches this pattern")
+            raise NoTextError("no text matches this pattern")
 
     @property
     def num_states(self) -> int:

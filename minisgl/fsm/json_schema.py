@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from minisgl.fsm.automaton import Automaton
+from minisgl.fsm.automaton import Automaton, NoTextError
 from minisgl.fsm.json_arrays import array_node
 from minisgl.fsm.json_numbers import number_node
 from minisgl.fsm.json_objects import object_node
@@ -215,7 +215,7 @@ class _Compiler:
         try:
             written = json.dumps(json.loads(identity(value)), ensure_ascii=False)
             return Automaton(self._typed(kind, schema, path)).matches(written)
-        except NothingValidError:
+        except (NothingValidError, NoTextError):
             return False
 
 
