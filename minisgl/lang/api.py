@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -232,11 +231,11 @@ get_server_args = get_server_info  # its name in SGLang's first versions
 
 
 def _checked(regex: str | None) -> str | None:
-    if regex is not None:
-        try:
-            re.compile(regex)
-        except (re.error, TypeError) as error:
-            raise ValueError(f"regex={regex!r}: {error}") from error
+    """Compiled here, so that the line that wrote it is told; the engine finds it compiled."""
+    if isinstance(regex, str):
+        from minisgl.fsm import compile_regex  # with numpy, which a program without one can spare
+
+        compile_regex(regex)
     return regex
 
 

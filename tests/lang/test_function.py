@@ -167,8 +167,16 @@ class TestSettings:
             qa.run("why", temperature=-1, backend=FakeBackend())
         with pytest.raises(TypeError, match="temprature"):
             sgl.gen("x", temprature=1)
-        with pytest.raises(ValueError, match=r"regex='\(': missing \)"):
+        with pytest.raises(ValueError, match=r"regex '\(', position 0: '\(' without its '\)'"):
             sgl.gen("x", regex="(")
+        with pytest.raises(ValueError, match="regex=3"):
+            sgl.gen("x", regex=3)  # type: ignore[arg-type]
+
+    def test_patterns_are_the_engines_and_not_res(self) -> None:
+        """Python's `re` knows no \\p{L}, and knows back-references."""
+        assert sgl.gen("x", regex=r"\p{L}+").settings["regex"] == r"\p{L}+"  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match=r"position 3: the back-reference"):
+            sgl.gen("x", regex=r"(a)\1")
 
     def test_editors_know_every_one_of_them(self) -> None:
         own = set(inspect.signature(sgl.gen).parameters) - {"others"}
