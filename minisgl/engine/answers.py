@@ -11,8 +11,8 @@ mailbox: a `Completion`, or an error.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
+from minisgl.cache.tree_node import common_prefix_len
 from minisgl.engine.constrained import Constraint, Jump
 from minisgl.engine.logprobs import has_nan
 from minisgl.engine.model_runner import ModelRunner
@@ -135,11 +135,11 @@ class Answers:
     def _write(self, req: Req, constraint: Constraint, jump: Jump) -> str:
         """The text that a jump adds now: all of it, or none if its tokens wait for a pass each."""
         old, new = req.output_ids, req.output_ids[: jump.start] + jump.ids
-        same = _common_prefix(old, new)
+        same = common_prefix_len(tuple(old), tuple(new))
         if not constraint.jumps:
             constraint.pending += zip(new[same:], jump.added[same - jump.start :], strict=True)
             if same < len(old):  # the model is asked again what follows the last that stays
-                self._rewrite(req, old[:same], same - 1)
+                self._rewrite(req, old[:same], same, same - 1)
             return ""
         req.output_ids, text = new[: jump.start], ""
         for token, data in zip(jump.ids, jump.added, strict=True):
@@ -148,13 +148,13 @@ class Answers:
             if req.detokenizer.stopped is not None:
                 break
         ids, req.output_ids = req.output_ids, old
-        self._rewrite(req, ids, same)
+        self._rewrite(req, ids, same, same)
         return text
 
-    def _rewrite(self, req: Req, ids: list[int], start: int) -> None:
-        """The answer is `ids` now, of which those from `start` on are to be computed."""
+    def _rewrite(self, req: Req, ids: list[int], same: int, start: int) -> None:
+        """The answer is `ids` now: the first `same` as before, computed anew from `start` on."""
         if req.adjustments is not None:
-            req.adjustments.rewind(req.output_ids, _common_prefix(req.output_ids, ids))
+            req.adjustments.rewind(req.output_ids, same)
         self._meter.output_tokens += len(ids) - len(req.output_ids)
         req.output_ids, req.logprobs = ids, req.logprobs[: len(ids)]
         self._scheduler.rewrite(req, len(req.prompt_ids) + start)
@@ -195,9 +195,3 @@ class Answers:
             self._meter.cached_tokens += req.cached_tokens
         if self._trace is not None:
             self._trace.end(req, reason)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    same = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(same, min(len(a), len(b)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minisgl.cache.tree_node import common_prefix_len
 from minisgl.engine.door import Prompt, is_single
 from minisgl.engine.output import Completion, Score
 
@@ -49,7 +50,7 @@ def join(
             bare[prompt] = _ids(encode, prompt)
             start[prompt] = len(bare[prompt])
         ids = _ids(encode, prompt + added)
-        start[prompt] = min(start[prompt], _common_prefix(bare[prompt], ids))
+        start[prompt] = min(start[prompt], common_prefix_len(tuple(bare[prompt]), tuple(ids)))
         together.append(ids)
         keys.append(prompt)
     for prompt, continuation, ids in zip(keys, continuations, together, strict=True):
@@ -67,11 +68,6 @@ def score_of(completion: Completion) -> Score:
     """From the answer to a request that asked for the log-probabilities of its prompt."""
     told = [each for each in completion.prompt_logprobs or () if each is not None]
     return Score(tuple(t.token_id for t in told), tuple(t.logprob for t in told))
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def _alike(prompt: Prompt, continuation: Prompt) -> tuple[Any, Any]:

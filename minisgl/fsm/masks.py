@@ -36,10 +36,11 @@ class Masks:
         self._generation = vocab.generation
         self._row_of_view: dict[tuple[int, object], int] = {}
         self._reaches = [reach for reach in REACHES if reach < vocab.reach] + [vocab.reach]
-        self._after: dict[tuple[int, int], int | None] = {}
         self._forced: dict[int, tuple[bytes, int]] = {}
         self._must_end: dict[int, bool] = {}
-        self._longer: dict[tuple[int, bytes], bool] = {}
+        # Bounded: pairs of a state and a text are without number, while states are not.
+        self.after = lru_cache(maxsize=65536)(self._find_after)
+        self.allows_longer = lru_cache(maxsize=65536)(self._find_longer)
         self._lock = threading.Lock()
 
     def row(self, state: int) -> int:
@@ -70,19 +71,12 @@ class Masks:
         self._row_of_view[reach, automaton.view(state, reach)] = row
         return row
 
-    def after(self, state: int, token: int) -> int | None:
+    def _find_after(self, state: int, token: int) -> int | None:
         """The state after a token; None if it isn't allowed."""
-        key = (state, token)
-        if key in self._after:
-            return self._after[key]
-        after: int | None
         if token in self.stop_ids:
-            after = FINISHED if self.automaton.accepts(state) else None
-        else:
-            data = self.vocab.text_of(token)
-            after = (self.automaton.walk(state, data) or None) if data else None
-        self._after[key] = after
-        return after
+            return FINISHED if self.automaton.accepts(state) else None
+        data = self.vocab.text_of(token)
+        return (self.automaton.walk(state, data) or None) if data else None
 
     def forced(self, state: int) -> tuple[bytes, int]:
         """What must come next, in whole characters, and the state after it."""
@@ -103,14 +97,9 @@ class Masks:
         vocab = self.vocab
         return vocab.row(vocab.pack(vocab.no_ids, self.stop_ids, is_complete=True))
 
-    def allows_longer(self, state: int, start: bytes) -> bool:
+    def _find_longer(self, state: int, start: bytes) -> bool:
         """Whether a token may come next that begins with `start` and is longer."""
-        key = (state, start)
-        known = self._longer.get(key)
-        if known is None:
-            known = self.vocab.allows_longer(self.automaton, state, start, self.stop_ids)
-            self._longer[key] = known
-        return known
+        return self.vocab.allows_longer(self.automaton, state, start, self.stop_ids)
 
 
 @lru_cache(maxsize=256)
