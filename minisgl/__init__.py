@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from minisgl.config import EngineConfig
     from minisgl.engine.engine import Engine
     from minisgl.engine.output import Chunk, Completion, Score, TokenLogprob
+    from minisgl.engine.prompt import Prompt
     from minisgl.sampling import SamplingParams
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "Completion",
     "Engine",
     "EngineConfig",
+    "Prompt",
     "SamplingParams",
     "Score",
     "TokenLogprob",
@@ -37,6 +39,7 @@ _HOME_OF = {
     "Completion": "minisgl.engine.output",
     "Engine": "minisgl.engine.engine",
     "EngineConfig": "minisgl.config",
+    "Prompt": "minisgl.engine.prompt",
     "SamplingParams": "minisgl.sampling",
     "Score": "minisgl.engine.output",
     "TokenLogprob": "minisgl.engine.output",
