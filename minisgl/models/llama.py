@@ -58,13 +58,20 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """One block; `residual` is the stream, `x` what the previous block adds to it."""
 
+    mlp_name = "mlp"  # as checkpoints call it
+
     def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
         c = config
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = Attention(c, layer, parallel)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, bias=c.mlp_bias, parallel=parallel)
+        self.mlp = self.make_mlp(c, parallel)
+
+    def make_mlp(self, config: ModelConfig, parallel: Parallel) -> nn.Module:
+        """The half of a block that looks at each token alone."""
+        c = config
+        return GatedMLP(c.hidden_size, c.intermediate_size, bias=c.mlp_bias, parallel=parallel)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
@@ -82,18 +89,20 @@ class DecoderLayer(nn.Module):
             **self.attention_norm.weight_slots(f"{prefix}.input_layernorm.weight"),
             **self.attention.weight_slots(f"{prefix}.self_attn"),
             **self.mlp_norm.weight_slots(f"{prefix}.post_attention_layernorm.weight"),
-            **self.mlp.weight_slots(f"{prefix}.mlp"),
+            **self.mlp.weight_slots(f"{prefix}.{self.mlp_name}"),  # type: ignore[operator]
         }
 
 
 class LlamaModel(nn.Module):
     """ids [T] -> hidden states [T, D], normalised."""
 
-    def __init__(self, config: ModelConfig, max_len: int, parallel: Parallel) -> None:
+    def __init__(
+        self, config: ModelConfig, max_len: int, parallel: Parallel, block: type[DecoderLayer]
+    ) -> None:
         super().__init__()
         c = config
         self.embed = VocabParallelEmbedding(c.vocab_size, c.hidden_size, parallel)
-        self.layers = nn.ModuleList(DecoderLayer(c, i, parallel) for i in range(c.num_layers))
+        self.layers = nn.ModuleList(block(c, i, parallel) for i in range(c.num_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         cos, sin = rope_table(c.rope, c.head_dim, max_len)  # [P, D] each
         self.cos: torch.Tensor
@@ -118,13 +127,15 @@ class LlamaForCausalLM(nn.Module):
     `max_len` is the longest context that will be served: the rope table's length.
     """
 
+    block = DecoderLayer
+
     def __init__(
         self, config: ModelConfig, max_len: int | None = None, parallel: Parallel | None = None
     ) -> None:
         super().__init__()
         parallel = parallel or Parallel()
         self.config = config
-        self.model = LlamaModel(config, max_len or config.max_position, parallel)
+        self.model = LlamaModel(config, max_len or config.max_position, parallel, self.block)
         tied = self.model.embed if config.tie_word_embeddings else None
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, parallel, tied)
 

@@ -6,7 +6,7 @@ architecture.  All names and shapes are checked before the first byte is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -47,23 +47,61 @@ class WeightSlot(NamedTuple):
 
 
 class HasWeightSlots(Protocol):
-    """A model that says where the tensors of a Hugging Face checkpoint go."""
+    """A model that says where the tensors of a Hugging Face checkpoint go.
+
+    Where checkpoints come in several layouts it has a second method,
+    `weight_parts(name, shape) -> list[WeightPart]`: what a stored tensor is in the layout of
+    `weight_slots`.
+    """
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """Hub tensor name -> its place in this model."""
         ...
 
 
+class WeightPart(NamedTuple):
+    """A tensor that lies in a stored one: all of it, or `rows` of one matrix of a stack.
+
+    `name` is what `weight_slots` calls it.
+    """
+
+    name: str
+    matrix: int | None = None
+    rows: slice | None = None
+
+    def shape(self, whole: list[int]) -> list[int]:
+        """Our shape, where the stored tensor has the shape `whole`.
+
+        >>> WeightPart("up", 2, slice(6, 12)).shape([3, 12, 4])
+        [6, 4]
+        """
+        shape = whole if self.matrix is None else whole[1:]
+        return shape if self.rows is None else [self.rows.stop - self.rows.start, *shape[1:]]
+
+
 class _Stored(NamedTuple):
-    """A tensor in a file, known from the file's header."""
+    """A tensor in a file, known from the file's header, under the name it has there."""
 
     file: Path
+    name: str
+    part: WeightPart
     shape: list[int]
     dtype: str
 
     @property
     def megabytes(self) -> float:
         return torch.Size(self.shape).numel() * _DTYPES.get(self.dtype, 4) / 1e6
+
+    def read(self, reader: safe_open, bounds: tuple[slice, ...]) -> torch.Tensor:
+        """What lies within `bounds` of this tensor."""
+        cut: tuple[slice | int, ...] = bounds
+        if self.part.rows is not None:
+            first = self.part.rows.start
+            cut = (slice(first + bounds[0].start, first + bounds[0].stop), *bounds[1:])
+        if self.part.matrix is not None:
+            cut = (self.part.matrix, *cut)
+        view: torch.Tensor = reader.get_slice(self.name)[cut]  # type: ignore[no-untyped-call]
+        return view
 
 
 @torch.no_grad()
@@ -82,7 +120,8 @@ def load_weights(
     """
     path = Path(path)
     slots: dict[str, WeightSlot] = model.weight_slots()  # type: ignore[operator]
-    stored = _stored_tensors(path)
+    parts = getattr(model, "weight_parts", lambda name, shape: [WeightPart(name)])
+    stored = _stored_tensors(path, parts)
     aliases = _untie(slots, stored)
     _check(slots, stored, path)
 
@@ -95,7 +134,7 @@ def load_weights(
             with _open(file) as reader:
                 for name in names:
                     slot = slots[name]
-                    view = reader.get_slice(name)[slot.bounds(stored[name].shape)]
+                    view = stored[name].read(reader, slot.bounds(stored[name].shape))
                     slot.dest.copy_(view)
                     _check_values(name, file, view, slot.dest)
                     bar.advance(stored[name].megabytes)
@@ -144,14 +183,21 @@ def _open(file: Path) -> safe_open:
         ) from error
 
 
-def _stored_tensors(path: Path) -> dict[str, _Stored]:
-    """Every tensor of the checkpoint, by name, from the headers alone."""
-    stored = {}
+def _stored_tensors(
+    path: Path, parts: Callable[[str, list[int]], list[WeightPart]]
+) -> dict[str, _Stored]:
+    """Every tensor of the checkpoint, by the model's name for it, from the headers alone."""
+    stored: dict[str, _Stored] = {}
     for file in weight_files(path):
         with _open(file) as reader:
             for name in reader.keys():  # noqa: SIM118  (not a dict)
                 view = reader.get_slice(name)
-                stored[name] = _Stored(file, list(view.get_shape()), view.get_dtype())
+                shape, dtype = list(view.get_shape()), view.get_dtype()
+                for part in parts(name, shape):
+                    other = stored.get(part.name)
+                    if other is not None and other.name != name:
+                        raise ValueError(f"{path} holds {part.name} twice: {other.name} and {name}")
+                    stored[part.name] = _Stored(file, name, part, part.shape(shape), dtype)
     return stored
 
 
@@ -223,7 +269,7 @@ def _finite(x: torch.Tensor) -> bool:
 def _check_tied(name: str, slot: WeightSlot, stored: _Stored, path: Path) -> None:
     """Raise unless a tied model's second copy equals the embedding already loaded."""
     with _open(stored.file) as reader:
-        copy = reader.get_slice(name)[slot.bounds(stored.shape)]
+        copy = stored.read(reader, slot.bounds(stored.shape))
     if not torch.equal(copy.to(slot.dest), slot.dest):
         raise ValueError(
             f"{path}: config.json says tie_word_embeddings, but {name} differs from {_EMBEDDING}"
