@@ -9,13 +9,59 @@ The thread begins with the first program and ends with the last: who needs it ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent import futures
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Task(Generic[T]):
+    """A coroutine in the background.  Any thread may call any method.
+
+    A cancelled one is done when it has put its things away, and not before: unlike the future of
+    `asyncio.run_coroutine_threadsafe`, which is done as soon as it is cancelled.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.done: Future[T] = Future()
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        loop.call_soon_threadsafe(self._begin, coroutine)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for what it returns or raises; CancelledError if it was cancelled."""
+        return self.done.result(timeout)
+
+    def cancel(self) -> None:
+        """Without effect on one that is done."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so it is done
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def wait(self) -> None:
+        """Until it is done, one way or the other."""
+        if asyncio._get_running_loop() is not self._loop:  # the background waits for nobody
+            futures.wait([self.done])
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        self._task.add_done_callback(self._tell)
+
+    def _cancel(self) -> None:
+        assert self._task is not None  # it was begun by a call before this one
+        self._task.cancel()
+
+    def _tell(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.done.cancel()
+            self.done.set_running_or_notify_cancel()
+        elif (error := task.exception()) is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(task.result())
 
 
 class Background:
@@ -26,7 +72,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._holders = 0
 
-    @contextmanager
+    @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Keep the thread alive for a block, which will start more than one coroutine."""
         self._take()
@@ -35,12 +81,11 @@ class Background:
         finally:
             self._give_back()
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `coroutine` beside everything else; `cancel` of the future cancels it."""
-        loop = self._take()
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        future.add_done_callback(lambda _: self._give_back())
-        return future
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
+        """Run `coroutine` beside everything else."""
+        task = Task(coroutine, self._take())
+        task.done.add_done_callback(lambda _: self._give_back())
+        return task
 
     def _take(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -65,18 +110,11 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        # subtle: what was cancelled has told its future so, but not yet put its things away
-        loop.run_until_complete(_finish_all())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-
-
-async def _finish_all() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 background = Background()

@@ -15,11 +15,13 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from minisgl.lang import ir
 from minisgl.lang.backends.base import Answer, Backend
-from minisgl.lang.background import background
+from minisgl.lang.background import Task, background
 from minisgl.lang.changes import Changes
 from minisgl.lang.config import global_config
 from minisgl.lang.context import Context
@@ -27,7 +29,11 @@ from minisgl.lang.outline import Outline
 from minisgl.lang.primitives import Adopt, HandOver, Item, Join, value_of
 from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.source_line import add_line, program_line
+from minisgl.lang.speculative import exactly
+from minisgl.lang.stops import Trimmer
+from minisgl.lang.usage import Tally
 from minisgl.lang.variables import Failure, Variable
+from minisgl.sampling import SamplingParams
 
 
 class StreamExecutor:
@@ -49,7 +55,7 @@ class StreamExecutor:
         self._queue: deque[Item] = deque()
         self._is_busy = False  # somebody executes, or will go on when what they wait for comes
         self._item: Item | None = None  # that is executed
-        self._task: Future[None] | None = None
+        self._task: Task[None] | None = None
         self._scopes: list[int] = []  # where those began that have not ended, in the text
         program.add(self)
 
@@ -88,6 +94,11 @@ class StreamExecutor:
             sources.append((branch.origin, now))
         self._queue_up(Item(Join(tuple(sources)), None, line))
 
+    def gather(self, branches: Sequence[StreamExecutor]) -> None:
+        """Wait for what the branches say; raises what went wrong in one of them."""
+        for branch in branches:
+            branch.sync()
+
     def variable(self, name: str) -> Variable:
         """The latest of that name.
 
@@ -120,11 +131,16 @@ class StreamExecutor:
         return not self._is_busy
 
     def cancel(self, failure: Failure) -> None:
-        """End now, whatever it is doing; whoever reads gets `failure`."""
+        """End now, whatever it is doing; whoever reads gets `failure`.  Waits for nothing."""
         with self.changes:
             self._fail(failure)
             if self._task is not None:
                 self._task.cancel()
+
+    def wait_for_end(self) -> None:
+        """Until nothing of it is under way in the background, its backend's call included."""
+        if self._task is not None:
+            self._task.wait()
 
     # ------------------------------------------------------------------ submission
 
@@ -242,7 +258,7 @@ class StreamExecutor:
                 receiver.set_result(context)
                 return context
             case Adopt(source):
-                return source.result()
+                return source.result().branched()
         raise AssertionError(f"{item.node} has to wait")
 
     async def _after_waiting(self, item: Item) -> Context:
@@ -256,10 +272,12 @@ class StreamExecutor:
                 assert item.variable is not None
                 decision = await backend.select(context, item.node)
                 choice = decision.decision
+                if len(item.node.choices) > 1:  # one alone needs no model
+                    self.program.count(Tally.of_call(decision.meta_info))
                 item.variable.set(choice, choice, decision.meta_info)
                 return context.say(choice)
             case Adopt(source):
-                return await value_of(source)
+                return (await value_of(source)).branched()
             case Join(sources):
                 for begin, end in sources:
                     said = await value_of(end)
@@ -268,17 +286,15 @@ class StreamExecutor:
         raise AssertionError(f"{item.node} does not wait")
 
     async def _generate(self, node: ir.Gen, variable: Variable) -> Context:
-        params, backend = self.program.params(node), self.program.backend
-        context = self.context
-        if self.program.is_streaming and params.n == 1:
-            answer = Answer("")
-            async for piece in backend.stream(context, params):
-                answer = Answer(answer.text + piece.text, piece.meta)
-                variable.add(piece.text, piece.meta)
-                self._move_to(context.say(answer.text))
-            answers = [answer]
+        params = self.program.params(node)
+        context, ask = self.context, partial(self._ask, variable)
+        speculation = self.program.speculation
+        if speculation is None:
+            outcome = await exactly(context, params, ask)
         else:
-            answers = await backend.generate(context, params)
+            outcome = await speculation.generate(context, params, ask)
+        self.program.count(outcome.spent, outcome.without)
+        answers = outcome.answers
         values = [node.parse(a.text) if node.parse else a.text for a in answers]
         metas = [a.meta for a in answers]
         first = answers[0].text
@@ -286,7 +302,27 @@ class StreamExecutor:
             variable.set(values[0], first, metas[0])
         else:
             variable.set(values, first, metas)
-        return context.say(first)
+        return replace(context, ahead=outcome.ahead).say(first)
+
+    async def _ask(
+        self,
+        variable: Variable,
+        context: Context,
+        params: SamplingParams,
+        show_until: Sequence[str] = (),
+    ) -> list[Answer]:
+        """Call the backend (see `Ask`)."""
+        backend = self.program.backend
+        if not self.program.is_streaming or params.n > 1:
+            return await backend.generate(context, params)
+        answer, shown, trimmer = Answer(""), "", Trimmer(show_until)
+        async for piece in backend.stream(context, params):
+            answer = Answer(answer.text + piece.text, piece.meta)
+            new = trimmer.feed(piece.text)
+            shown += new
+            variable.add(new, piece.meta)
+            self._move_to(context.say(shown))
+        return [answer]
 
 
 def _hint(backend: Backend) -> Future[Context]:

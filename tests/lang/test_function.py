@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import minisgl.lang as sgl
 from minisgl import SamplingParams
 from minisgl.lang.settings import Settings, is_setting
+from tests.engine.common import LONG
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 
 ROOT = Path(__file__).parents[2]
@@ -321,7 +322,7 @@ class TestBatch:
     def test_ctrl_c_ends_a_batch_cleanly(self) -> None:
         """E6."""
         code = """
-import signal, threading, minisgl.lang as sgl
+import signal, threading, time, minisgl.lang as sgl
 from tests.lang.fake import FakeBackend
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 backend = FakeBackend(delay=lambda _: 60)
@@ -330,7 +331,7 @@ def f(s, i):
     s += f"{i}" + sgl.gen("x")
     s["x"]
 def report():
-    while backend.running < 200: pass
+    while backend.running < 200: time.sleep(0.001)
     print("running", flush=True)
 threading.Thread(target=report).start()
 try:
@@ -339,17 +340,17 @@ except KeyboardInterrupt:
     alive = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     print("interrupted", backend.running, alive, flush=True)
 """
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "running\n"
-            process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=20)
-        finally:
-            process.kill()
+        ) as process:  # fmt: skip
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "running\n"
+                process.send_signal(signal.SIGINT)
+                said, _ = process.communicate(timeout=LONG)
+            finally:
+                process.kill()
         assert (said.split(" [")[0], process.returncode) == ("interrupted 0", 0)
 
 
@@ -397,7 +398,7 @@ class TestCoroutines:
 
 
 class TestConstantPrefix:
-    LONG = "These are some examples of questions, with the answers to them. " * 2
+    PREFIX = "These are some examples of questions, with the answers to them. " * 2
 
     def cached(self, program: Any, **bound: Any) -> str:
         backend = FakeBackend()
@@ -407,65 +408,65 @@ class TestConstantPrefix:
 
     def test_ends_at_the_first_argument(self) -> None:
         def adds(s: sgl.ProgramState, question: str) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             s += question + "."
 
         def joins(s: sgl.ProgramState, question: str, shots: str = "3") -> None:
-            s += self.LONG
+            s += self.PREFIX
             s += "Q: " + question
             s += shots
 
         def formats(s: sgl.ProgramState, question: str) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             s += f"{question}"
 
         def decides(s: sgl.ProgramState, question: str) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             if question:
                 s += "never"
 
         def loops(s: sgl.ProgramState, items: list[str]) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             for item in items:
                 s += item
 
         def asks(s: sgl.ProgramState, question: str) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             s += question.strip()
 
         for program in (adds, joins, formats, decides, loops, asks):
-            assert self.cached(program) == self.LONG + "Q: ", program.__name__
+            assert self.cached(program) == self.PREFIX + "Q: ", program.__name__
 
     def test_ends_at_the_first_call_of_the_model(self) -> None:
         def gens(s: sgl.ProgramState) -> None:
-            s += self.LONG + "Q: " + sgl.gen("x") + "never"
+            s += self.PREFIX + "Q: " + sgl.gen("x") + "never"
 
         def reads(s: sgl.ProgramState) -> None:
             s["own"] = 1
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             try:
                 s += f"{s['x']}"
             except Exception:
                 s += "never"
 
         def forks(s: sgl.ProgramState) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             s.fork(3)
 
         def fails(s: sgl.ProgramState) -> None:
-            s += self.LONG + "Q: "
+            s += self.PREFIX + "Q: "
             raise Boom
 
         for program in (gens, reads, forks, fails):
-            assert self.cached(program) == self.LONG + "Q: ", program.__name__
+            assert self.cached(program) == self.PREFIX + "Q: ", program.__name__
 
     def test_holds_roles_and_what_is_bound(self) -> None:
         def chats(s: sgl.ProgramState, task: str, question: str) -> None:
-            s += sgl.system(self.LONG + task)
+            s += sgl.system(self.PREFIX + task)
             s += sgl.user(question)
 
         text = self.cached(chats, task="Add.")
-        assert text == (f"<|im_start|>system\n{self.LONG}Add.<|im_end|>\n<|im_start|>user\n")
+        assert text == (f"<|im_start|>system\n{self.PREFIX}Add.<|im_end|>\n<|im_start|>user\n")
 
     def test_a_short_one_is_not_worth_it(self) -> None:
         assert self.cached(lambda s, q: s.extend("short" + q)) == ""
@@ -476,16 +477,16 @@ class TestConstantPrefix:
         @sgl.function
         def f(s: sgl.ProgramState, i: int) -> None:
             called.append(i)
-            s += self.LONG + f"{i}" + sgl.gen("x")
+            s += self.PREFIX + f"{i}" + sgl.gen("x")
 
         @sgl.function
         def g(s: sgl.ProgramState, i: int) -> None:
-            s += self.LONG
+            s += self.PREFIX
             s += f"{i}" + sgl.gen("x")
 
         backend = FakeBackend()
         g.run_batch([(1,), (2,)], backend=backend)
-        assert backend.calls[0][:2] == ("cache_prefix", self.LONG)
+        assert backend.calls[0][:2] == ("cache_prefix", self.PREFIX)
         assert len(backend.asked("cache_prefix")) == 1
         g.run_batch([(1,)], backend=(one := FakeBackend()))
         assert one.asked("cache_prefix") == []
