@@ -24,15 +24,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "cache": set(),
     "fsm": set(),
+    "media": set(),
     "models": {"kernels", "parallel"},
     "engine": {
         "config", "sampling", "parallel", "tokenizer", "detokenizer", "chat_template",
-        "kernels", "cache", "fsm", "models",
+        "kernels", "cache", "fsm", "media", "models",
     },
-    "chat_turns": {"sampling", "engine"},
+    "chat_turns": {"sampling", "media", "engine"},
     "chat_commands": {"sampling", "fsm", "chat_turns"},
     "chat": {"config", "sampling", "models", "engine", "chat_turns", "chat_commands"},
-    "lang": {"sampling", "chat_template", "fsm", "engine"},  # engine: only backends/engine.py
+    "lang": {"sampling", "chat_template", "fsm", "media", "engine"},  # engine: see below
     "__init__": {"config", "sampling", "engine"},
 }  # fmt: skip
 
