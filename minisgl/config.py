@@ -17,6 +17,7 @@ _AT_LEAST = {
     "kv_tokens": 1,
     "max_overtakes": 0,
     "max_cached_tokens": 0,
+    "vision_cache_mib": 0,
 }
 
 
@@ -71,6 +72,10 @@ class EngineConfig:
 
     max_cached_tokens: int | None = None
     """Most tokens of finished requests to keep; None: as many as the pool has room for."""
+
+    vision_cache_mib: int = 256
+    """Most MiB of what the vision tower made of images to keep for prompts to come, beside the
+    radix cache; 0: only what prompts under way need.  Taken from the KV pool's share."""
 
     jump_forward: bool = True
     """Compute the tokens of text that a pattern forces in one forward pass (paper section 4);

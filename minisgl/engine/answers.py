@@ -14,7 +14,7 @@ import time
 
 from minisgl.cache.tree_node import common_prefix_len
 from minisgl.engine.constrained import Constraint, Jump
-from minisgl.engine.logprobs import has_nan
+from minisgl.engine.logprobs import has_nan, told_of_prompt
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.output import Completion, EngineError, FinishReason, TokenLogprob
 from minisgl.engine.req import Req
@@ -100,9 +100,7 @@ class Answers:
                 completion_tokens=len(req.output_ids),
                 forward_passes=req.passes,
                 logprobs=None if asked.logprobs is None else list(req.logprobs),
-                prompt_logprobs=(
-                    None if asked.prompt_logprobs_from is None else list(req.prompt_logprobs)
-                ),
+                prompt_logprobs=told_of_prompt(req),
                 removed=None if req.constraint is None else list(req.constraint.removed),
             )
         )

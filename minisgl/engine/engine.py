@@ -25,13 +25,15 @@ from minisgl.config import EngineConfig
 from minisgl.engine.constrained import Constrainer
 from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
-from minisgl.engine.door import Door, Prompt, is_single
+from minisgl.engine.door import Door
 from minisgl.engine.handle import Handle
 from minisgl.engine.hardware import place
+from minisgl.engine.images import load_images, show
 from minisgl.engine.loop import EngineLoop
 from minisgl.engine.memory import plan_memory
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.output import Chunk, Completion, EngineError, Score
+from minisgl.engine.prompt import AnyPrompt, Prompt, as_list, images_of, is_single
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.scoring import join, score_of
@@ -178,19 +180,21 @@ class Engine:
         self, prompt: str, params: Params = None
     ) -> Completion: ...
     @overload
-    def generate(self, prompt: Sequence[int], params: Params = None) -> Completion: ...
+    def generate(self, prompt: Sequence[int] | Prompt, params: Params = None) -> Completion: ...
     @overload
-    def generate(self, prompt: Sequence[Prompt], params: Params = None) -> list[Completion]: ...
+    def generate(self, prompt: Sequence[AnyPrompt], params: Params = None) -> list[Completion]: ...
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], params: Params = None
+        self, prompt: AnyPrompt | Sequence[AnyPrompt], params: Params = None
     ) -> Completion | list[Completion]:
-        """Complete one prompt, or a list of them in the same order.  A prompt is a text or its ids.
+        """Complete one prompt, or a list of them in the same order.  A prompt is a text, its ids,
+        or a `Prompt`, which has images.
 
         With `n` > 1 in a request's settings its n answers stand next to one another, and the result
         is a list even for a single prompt.
 
         Raises:
-            ValueError: an empty or too long prompt, with the numbers; none of the list is run then.
+            ValueError: an empty or too long prompt, with the numbers; an image that can't be used,
+                in words; none of the list is run then.
             EngineError: the engine failed or is closed, or one answer failed (the others of the
                 list are aborted then).
         """
@@ -203,7 +207,7 @@ class Engine:
         return done[0] if is_single(prompt) and len(done) == 1 else done
 
     async def agenerate(
-        self, prompt: Prompt | Sequence[Prompt], params: Params = None
+        self, prompt: AnyPrompt | Sequence[AnyPrompt], params: Params = None
     ) -> Completion | list[Completion]:
         """`generate` for a coroutine, on any event loop.  Cancelling it aborts its requests."""
         # Tokenizing a long prompt takes milliseconds, which the caller's loop should not lose.
@@ -216,7 +220,7 @@ class Engine:
             self._abort_all(reqs)
         return done[0] if is_single(prompt) and len(done) == 1 else done
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Handle:
+    def submit(self, prompt: AnyPrompt, params: SamplingParams | None = None) -> Handle:
         """Start completing one prompt, and return at once.
 
         The handle gives the result, or the pieces as they come, to a thread or to a coroutine, and
@@ -224,7 +228,7 @@ class Engine:
         """
         return self._start(self._make_one(prompt, params))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Handle:
+    def stream(self, prompt: AnyPrompt, params: SamplingParams | None = None) -> Handle:
         """Complete one prompt piece by piece: `for chunk in engine.stream(...)`.
 
         Leaving early (`close()`, or dropping it) aborts the request.
@@ -232,7 +236,7 @@ class Engine:
         return self.submit(prompt, params)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self, prompt: AnyPrompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """`stream` for a coroutine: `async for chunk in engine.astream(...)`."""
         handle = self._start(await asyncio.to_thread(self._make_one, prompt, params))
@@ -246,8 +250,8 @@ class Engine:
 
     def score(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        continuations: Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        continuations: Sequence[str | Sequence[int]],
         *,
         namespace: str | None = None,
     ) -> list[Score]:
@@ -273,8 +277,8 @@ class Engine:
 
     async def ascore(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        continuations: Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        continuations: Sequence[str | Sequence[int]],
         *,
         namespace: str | None = None,
     ) -> list[Score]:
@@ -288,21 +292,25 @@ class Engine:
 
     def _make_scores(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        continuations: Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        continuations: Sequence[str | Sequence[int]],
         namespace: str | None,
     ) -> list[Req]:
+        each = as_list(prompts)
+        if is_single(prompts):
+            each = [load_images(each[0])] * len(continuations)  # its images are read once for all
+        joined = join(self.door.encode, each, continuations)
         return [
             self.door.make(
-                ids,
+                Prompt(ids, images_of(prompt)),
                 SamplingParams(max_tokens=0, prompt_logprobs_from=start, namespace=namespace),
             )
-            for ids, start in join(self.tokenizer.encode, prompts, continuations)
+            for prompt, (ids, start) in zip(each, joined, strict=True)
         ]
 
     # ------------------------------------------------------------------ requests
 
-    def _make_one(self, prompt: Prompt, params: SamplingParams | None) -> Req:
+    def _make_one(self, prompt: AnyPrompt, params: SamplingParams | None) -> Req:
         params = params or SamplingParams()
         if params.n != 1:
             raise ValueError(f"n={params.n}: a handle is one answer; submit {params.n} times")
@@ -314,15 +322,15 @@ class Engine:
         self.loop.submit([req])
         return handle
 
-    def _make_all(self, prompt: Prompt | Sequence[Prompt], params: Params) -> list[Req]:
-        prompts: list[Any] = [prompt] if is_single(prompt) else list(prompt)
+    def _make_all(self, prompt: AnyPrompt | Sequence[AnyPrompt], params: Params) -> list[Req]:
+        prompts = as_list(prompt)
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(each)} SamplingParams")
         return [
-            self.door.make(p, s, index)
-            for p, s in zip(prompts, (s or SamplingParams() for s in each), strict=True)
-            for index in range(s.n)
+            req
+            for p, s in zip(prompts, each, strict=True)
+            for req in self.door.make_all(p, s or SamplingParams())
         ]
 
     def _abort_all(self, reqs: Sequence[Req]) -> None:
@@ -346,7 +354,7 @@ class Engine:
         def decode(ids: Sequence[int]) -> str:
             return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-        return self.call(lambda: self.loop.scheduler.tree.render(decode))
+        return self.call(lambda: self.loop.scheduler.tree.render(lambda key: show(key, decode)))
 
     def flush_cache(self) -> bool:
         """Forget every cached prefix; False (and nothing done) while requests are running."""

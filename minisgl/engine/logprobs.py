@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from minisgl.engine.images import NARROW
 from minisgl.engine.output import TokenLogprob
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Extend
@@ -45,17 +46,32 @@ def add_prompt_logprobs(logits: torch.Tensor, extends: Sequence[Extend]) -> None
 
     `logits` [M, V] are of the positions `Extend.prompt_rows`, one extend after the other.
     """
-    ids: list[int] = []
+    tokens: list[int] = []
     tops: list[int] = []
     for e in extends:
-        ids += [e.req.prompt_ids[p + 1] for p in e.prompt_rows]
+        tokens += [e.req.prompt_ids[p + 1] for p in e.prompt_rows]
         tops += [e.req.params.logprobs or 0] * len(e.prompt_rows)
-    found = _describe(logits, ids, tops)
+    ids = [token if token < NARROW else 0 for token in tokens]
+    told: list[TokenLogprob | None] = [*_describe(logits, ids, tops)]
+    for i in (i for i, token in enumerate(tokens) if token >= NARROW):
+        told[i] = None  # nobody predicts an image
     first = 0
     for e in extends:
         n = len(e.prompt_rows)
-        e.req.prompt_logprobs += found[first : first + n]
+        e.req.prompt_logprobs += told[first : first + n]
         first += n
+
+
+def told_of_prompt(req: Req) -> list[TokenLogprob | None] | None:
+    """What is known of the prompt as its caller counts it: an image is one token, with None."""
+    first = req.params.prompt_logprobs_from
+    if first is None:
+        return None
+    told = list(req.prompt_logprobs)
+    for span in reversed(req.images):
+        if span.start >= first:
+            del told[span.start + 1 - first : span.stop - first]
+    return told
 
 
 def has_nan(req: Req) -> bool:

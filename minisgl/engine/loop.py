@@ -133,7 +133,7 @@ class EngineLoop:
 
     def stats(self) -> Stats:
         """Counters and the present state; call it through `call`."""
-        s, m = self.scheduler, self.meter
+        s, m, vision = self.scheduler, self.meter, self.runner.vision
         free, tree = s.pool.available_size, s.tree.total_size
         return Stats(
             requests=m.requests,
@@ -154,6 +154,9 @@ class EngineLoop:
             ttft_p99=percentile(m.ttft, 99),
             step_p50=percentile(m.step, 50),
             step_p99=percentile(m.step, 99),
+            images=vision.lookups if vision else 0,
+            encoded_images=vision.misses if vision else 0,
+            vision_bytes=vision.bytes if vision else 0,
         )
 
     def check(self) -> None:

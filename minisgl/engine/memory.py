@@ -21,7 +21,8 @@ class MemoryPlan:
 
     weights: int
     free: int  # once the weights are loaded
-    share: float | None  # of `free` that the pool may take; None: `kv_tokens` was given
+    vision: int  # of `free`, kept for the features of images
+    share: float | None  # of the rest that the pool may take; None: `kv_tokens` was given
     per_token: int
     slots: int  # tokens
     limit: str  # what decided `slots`
@@ -32,9 +33,12 @@ class MemoryPlan:
         return self.slots * self.per_token
 
     def __str__(self) -> str:
-        weights, free, pool = (f"{b / MIB:,.0f} MiB" for b in (self.weights, self.free, self.pool))
+        weights, free, vision, pool = (
+            f"{b / MIB:,.0f} MiB" for b in (self.weights, self.free, self.vision, self.pool)
+        )
+        images = f", {vision} of it for images" if self.vision else ""
         return (
-            f"weights {weights}, then {free} free; KV pool {self.slots:,} tokens "
+            f"weights {weights}, then {free} free{images}; KV pool {self.slots:,} tokens "
             f"x {self.per_token / 1024:,.1f} KiB = {pool} ({self.limit})"
         )
 
@@ -47,8 +51,9 @@ def plan_memory(
     context_length: int,
     dtype: torch.dtype,
     device: torch.device,
+    vision: int = 0,
 ) -> MemoryPlan:
-    """Size the pool.
+    """Size the pool.  `vision`: bytes to keep free for the features of images.
 
     Raises:
         ValueError: not a single request would fit; with the sizes, and which setting to move where.
@@ -64,13 +69,16 @@ def plan_memory(
         share = config.kv_memory_fraction
         if share is None:
             share = GPU_SHARE if device.type == "cuda" else CPU_SHARE
-        slots, limit = int(free * share) // per_token, f"{share:.0%} of what is free"
+        slots, limit = (
+            int(max(0, free - vision) * share) // per_token,
+            f"{share:.0%} of what is free",
+        )
         way_out = "Raise kv_memory_fraction, or free memory"
         most = config.max_running * context_length
         if most < slots:
             slots, limit = most, "max_running x context_length: more can't be used"
             way_out = "Raise context_length"
-    plan = MemoryPlan(weights, free, share, per_token, slots, limit)
+    plan = MemoryPlan(weights, free, vision, share, per_token, slots, limit)
     if slots < 2:  # one token of a prompt, and one of its answer
         raise ValueError(f"the KV pool would hold {slots} tokens: {plan}. {way_out}")
     return plan

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.scheduler import Extend, Scheduler, Step
 from minisgl.engine.segments import Segment, find_segments, pack
 from minisgl.engine.transfer import send
+from minisgl.engine.vision_cache import VisionCache
 from minisgl.kernels.cascade_attention import Segments
 from minisgl.models.forward_batch import ForwardBatch
 
@@ -26,6 +29,7 @@ class ModelRunner:
         graphs: CudaGraphRunner | None = None,
         vocab_size: int | None = None,
         min_saved: int | None = None,
+        vision: VisionCache | None = None,
     ) -> None:
         self.model = model
         self.scheduler = scheduler
@@ -33,6 +37,7 @@ class ModelRunner:
         self.graphs = graphs  # on a GPU
         self.vocab_size = vocab_size  # tokens that exist: a model's vocabulary may be padded
         self.min_saved = min_saved  # see `find_segments`; None: nothing is shared in decode
+        self.vision = vision  # None: a model that reads text only
         self.device = scheduler.pool.layers[0].device
         self._decodes: list[Req] = []  # of the last step, and what they share
         self._segments: list[Segment[Req]] = []
@@ -43,6 +48,8 @@ class ModelRunner:
         """The requests whose next token can be sampled, and their logits [B, V], row for row; and
         those [M, V] of the prompts' positions that are wanted (`Extend.prompt_rows`)."""
         decodes = self._order(step.decodes)
+        if self.vision is not None:
+            self.vision.trim()
         reqs = decodes + [e.req for e in step.extends if e.is_last]
         if self.graphs is not None and not step.extends and not self._segments:
             logits = self.graphs.decode(
@@ -60,16 +67,22 @@ class ModelRunner:
         """`req` failed with NaN: what it computed must not be read again, not even as padding."""
         if self.workspace is not None:
             self.workspace.scrub(req)
+        if self.vision is not None:
+            self.vision.drop(req)
 
     @torch.inference_mode()
     def rest(self) -> None:
         """Nobody runs: give back what was kept for those who did."""
         self._order([])
+        if self.vision is not None:
+            self.vision.trim()
 
     def check(self) -> None:
-        """Verify the decode workspace, if there is one."""
+        """Verify the decode workspace and the vision cache, where there are such."""
         if self.workspace is not None:
             self.workspace.check()
+        if self.vision is not None:
+            self.vision.check()
 
     def _order(self, decodes: list[Req]) -> list[Req]:
         """Those in the workspace first, in its order; then the rest."""
@@ -107,6 +120,7 @@ class ModelRunner:
         logit_rows = list(range(len(decodes)))
         prompt_rows: list[int] = []
         cu_seqlens = [0]
+        image_rows, image_features = self._images(step.extends, len(decodes))
         for e in step.extends:
             prompt_rows += [len(ids) - e.start + p for p in e.prompt_rows]
             ids += e.req.tokens[e.start : e.stop]
@@ -115,6 +129,8 @@ class ModelRunner:
             cu_seqlens.append(cu_seqlens[-1] + e.stop - e.start)
             if e.is_last:
                 logit_rows.append(len(ids) - 1)
+        for i in image_rows:
+            ids[i] = 0  # any token: the image's feature takes the place of its embedding
 
         seated = 0
         if self.workspace is not None:
@@ -130,6 +146,7 @@ class ModelRunner:
             extend_rows,
             prefix_lens,
             cu_extends,
+            image_row,
         ) = send(
             self.device,
             torch.int64,
@@ -142,9 +159,10 @@ class ModelRunner:
             [e.req.row for e in step.extends],
             [e.start for e in step.extends],
             cu_seqlens,
+            image_rows,
         )
         table = self.scheduler.req_to_token.table
-        return ForwardBatch(
+        batch = ForwardBatch(
             input_ids=input_ids,
             positions=position,
             out_slots=table[row, position].to(torch.int64),
@@ -162,3 +180,30 @@ class ModelRunner:
             cu_seqlens=cu_extends,
             max_extend_len=max((e.stop - e.start for e in step.extends), default=0),
         )
+        if image_features is not None:
+            batch.image_rows, batch.image_features = image_row, image_features
+        return batch
+
+    def _images(
+        self, extends: Sequence[Extend], first: int
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """The rows of the step that are images' tokens, and their features [M, hidden].
+
+        A chunk may begin or end within an image, and so may a cached prefix.  `first`: the row with
+        which the first extend begins.
+        """
+        rows: list[int] = []
+        wanted, parts = [], []
+        for e in extends:
+            for span in e.req.images:
+                start, stop = max(span.start, e.start), min(span.stop, e.stop)
+                if start < stop:
+                    rows += range(first + start - e.start, first + stop - e.start)
+                    wanted.append((e.req, span))
+                    parts.append(slice(start - span.start, stop - span.start))
+            first += e.stop - e.start
+        if not wanted:
+            return rows, None
+        assert self.vision is not None, "the door lets no image through to a model without eyes"
+        features = self.vision.features(wanted)
+        return rows, torch.cat([x[part] for x, part in zip(features, parts, strict=True)])

@@ -39,7 +39,7 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     stop_match: str | int | None
-    prompt_tokens: int
+    prompt_tokens: int  # those of images included
     cached_tokens: int  # of the prompt, found in the radix cache
     completion_tokens: int
     request_id: int = 0
@@ -47,7 +47,8 @@ class Completion:
     forward_passes: int = 0  # that gave a token; fewer than tokens where a pattern forced some
     logprobs: list[TokenLogprob] | None = None  # of token_ids, one each; None: not asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """Of the prompt from `prompt_logprobs_from` on; the first token of all has None."""
+    """Of the prompt's ids from `prompt_logprobs_from` on; the first of all has None, and so has the
+    placeholder of an image, which counts as one here (and as its tokens in `prompt_tokens`)."""
     removed: list[float] | None = None
     """How much of the distribution the pattern took away, in [0, 1], at each token that the model
     chose (after penalties, before temperature); None: no pattern.  Much means that the model wanted

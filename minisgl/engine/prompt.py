@@ -44,6 +44,16 @@ def is_single(prompt: AnyPrompt | Sequence[AnyPrompt]) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], int)
 
 
+def as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
+    """One prompt, or a list of them, as a list.
+
+    >>> as_list("a b"), as_list([7, 8]), as_list(["a", [7, 8]])
+    (['a b'], [[7, 8]], ['a', [7, 8]])
+    """
+    each: Any = [prompts] if is_single(prompts) else list(prompts)  # type: ignore[arg-type]
+    return each  # type: ignore[no-any-return]
+
+
 def text_of(prompt: AnyPrompt) -> str | Sequence[int]:
     """The prompt without its images."""
     return prompt.text if isinstance(prompt, Prompt) else prompt

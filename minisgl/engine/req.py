@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from minisgl.cache.radix_cache import Peek, TreeNode
     from minisgl.detokenizer import Detokenizer
     from minisgl.engine.constrained import Constraint
+    from minisgl.engine.images import ImageSpan
 
 _ids = itertools.count()
 
@@ -41,6 +42,7 @@ class Req:
     detokenizer: Detokenizer
     adjustments: Adjustments | None = None  # of its logits
     constraint: Constraint | None = None  # a pattern that the answer follows
+    images: tuple[ImageSpan, ...] = ()  # of the prompt, in order; their tokens are no ids
     index: int = 0  # among the `params.n` answers to one prompt
     id: int = field(default_factory=lambda: next(_ids))  # rises with arrival
     submitted_at: float = field(default_factory=time.perf_counter)

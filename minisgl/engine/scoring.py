@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl.cache.tree_node import common_prefix_len
-from minisgl.engine.door import Prompt, is_single
 from minisgl.engine.output import Completion, Score
+from minisgl.engine.prompt import AnyPrompt, as_list, is_single, text_of
 
 
 def join(
     encode: Callable[[str], list[int]],
-    prompts: Prompt | Sequence[Prompt],
-    continuations: Sequence[Prompt],
+    prompts: AnyPrompt | Sequence[AnyPrompt],
+    continuations: Sequence[str | Sequence[int]],
 ) -> list[tuple[list[int], int]]:
     """(ids of prompt and continuation, where the scored ones start) for each continuation.
 
@@ -37,7 +37,7 @@ def join(
     """
     if isinstance(continuations, str):
         raise ValueError(f"continuations={continuations!r}: give a list of them")
-    each: list[Any] = [prompts] * len(continuations) if is_single(prompts) else list(prompts)
+    each = as_list(prompts) * (len(continuations) if is_single(prompts) else 1)
     if len(each) != len(continuations):
         raise ValueError(f"{len(each)} prompts, but {len(continuations)} continuations")
     bare: dict[Any, list[int]] = {}
@@ -45,7 +45,7 @@ def join(
     together: list[list[int]] = []
     keys = []
     for given, continuation in zip(each, continuations, strict=True):
-        prompt, added = _alike(given, continuation)
+        prompt, added = _alike(text_of(given), continuation)
         if prompt not in bare:
             bare[prompt] = _ids(encode, prompt)
             start[prompt] = len(bare[prompt])
@@ -70,7 +70,7 @@ def score_of(completion: Completion) -> Score:
     return Score(tuple(t.token_id for t in told), tuple(t.logprob for t in told))
 
 
-def _alike(prompt: Prompt, continuation: Prompt) -> tuple[Any, Any]:
+def _alike(prompt: str | Sequence[int], continuation: str | Sequence[int]) -> tuple[Any, Any]:
     """Both as strings or both as tuples of ids: either can be added up, and be a key."""
     if isinstance(prompt, str) and isinstance(continuation, str):
         return prompt, continuation

@@ -38,6 +38,10 @@ class Stats:
     step_p50: float  # seconds, of the last 1,024 steps
     step_p99: float
 
+    images: int = 0  # that prompts came to in their prefill: not those found in the radix cache
+    encoded_images: int = 0  # of images, those that the vision tower ran for
+    vision_bytes: int = 0  # of image features, kept now
+
     @property
     def hit_rate(self) -> float:
         """Cached over all prompt tokens (paper section 3)."""
@@ -53,6 +57,12 @@ class Stats:
             f"{seconds * 1000:.1f} ms"
             for seconds in (self.ttft_p50, self.ttft_p99, self.step_p50, self.step_p99)
         )
+        images = ""
+        if self.images:
+            images = (
+                f"\nimages: {self.images}, {self.encoded_images} of them through the vision tower; "
+                f"{self.vision_bytes / 2**20:.1f} MiB of features kept"
+            )
         return (
             f"engine: {self.requests} requests, {self.running} running, {self.waiting} waiting\n"
             f"prompts: {self.prompt_tokens} tokens, "
@@ -63,7 +73,7 @@ class Stats:
             f"first token: {ttft50} (p99 {ttft99}); step: {step50} (p99 {step99})\n"
             f"KV pool: {self.pool_slots} slots: {self.free_slots} free, "
             f"{self.tree_slots} in the radix tree ({self.locked_slots} locked), "
-            f"{self.request_slots} of running requests"
+            f"{self.request_slots} of running requests{images}"
         )
 
 
