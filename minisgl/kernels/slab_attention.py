@@ -44,8 +44,11 @@ def slab_attention_lse(
     """`slab_attention`, and the lse [B, H] fp32 to merge it by.  Every row has a key to read."""
     B, H, D = q.shape
     KV = k.shape[0] // B
-    o, lse = _attend(q.reshape(B * KV, H // KV, D), k, v, mask, scale)
-    return o.view(B, H, D), lse.view(B, H)
+    scores = _scores(q.reshape(B * KV, H // KV, D), k, mask, scale)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    # The largest weight is e^(largest score - lse).
+    lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
+    return torch.bmm(weights.to(v.dtype), v).view(B, H, D), lse.view(B, H)
 
 
 def shared_attention(
@@ -56,9 +59,12 @@ def shared_attention(
     KV = k.shape[0]
     # All queries of a KV head are the rows of one product: [B, KV, G, D] -> [KV, B · G, D]
     rows = q.reshape(B, KV, H // KV, D).transpose(0, 1).reshape(KV, -1, D)
-    o, lse = _attend(rows, k, v, None, scale)
-    o = o.view(KV, B, H // KV, D).transpose(0, 1).reshape(B, H, D)
-    return o, lse.view(KV, B, H // KV).transpose(0, 1).reshape(B, H)
+    # In blocks, since B · G rows of P scores would not stay in the processor's cache.  The operator
+    # behind F.scaled_dot_product_attention on a CPU, which gives the lse as well.
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    o, lse = attend(rows[None], k[None], v[None], 0.0, False, scale=scale)
+    o = o[0].unflatten(1, (B, -1)).transpose(0, 1).reshape(B, H, D)
+    return o, lse[0].unflatten(1, (B, -1)).transpose(0, 1).reshape(B, H)
 
 
 def merge(
@@ -81,14 +87,3 @@ def _scores(
         return torch.baddbmm(mask, rows, k.transpose(1, 2), alpha=scale)
     # beta = 0: the first operand is never read, only its dtype
     return torch.baddbmm(rows.new_empty(1), rows, k.transpose(1, 2), beta=0, alpha=scale)
-
-
-def _attend(
-    rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """rows [N, M, D], k and v [N, L, D] -> o [N, M, D], lse [N, M] fp32"""
-    scores = _scores(rows, k, mask, scale)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
-    # The largest weight is e^(largest score - lse).
-    lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
-    return torch.bmm(weights.to(v.dtype), v), lse
