@@ -11,84 +11,43 @@ begin alike, and so it is what may follow the first bytes of a character:
 
 If all characters of a block are of one class, it isn't looked into any further.  Forms that UTF-8
 forbids (overlong, surrogates, beyond U+10FFFF) are class 0, so no automaton accepts them.
+
+All of it is made of stretches, not of characters: a pattern has few, and a class of a thousand
+ranges, as `\\w`, has two thousand.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import chain, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from minisgl.fsm.charset import MAX_CHAR, Ranges
 
-Int = npt.NDArray[np.int64]
-
 MAX_SETS = 4096  # different sets in one pattern
-NEVER = 0  # the step of a byte that can't come here
 _SURROGATES = (0xD800, 0xE000)
-# By how many bytes follow the first: less would be overlong.
-_SMALLEST = np.array([0, 0, 0x800, 0x10000])
-# Of each first byte, how many follow, and the first code point (or beyond the last: never comes).
-_LEAD_FOLLOWING = np.repeat([0, 0, 1, 2, 3, 0], [0x80, 0x42, 30, 16, 5, 11])
-_LEAD_STARTS = np.concatenate(
-    [
-        np.arange(0x80),
-        np.full(0x42, MAX_CHAR),
-        64 * np.arange(2, 32),
-        64**2 * np.arange(16),
-        64**3 * np.arange(5),
-        np.full(11, MAX_CHAR),
-    ]
-)
+# By how many bytes follow the first: a smaller code point has a shorter form, the only one allowed.
+_SMALLEST = (0, 0x80, 0x800, 0x10000)
+
+
+BlockName = tuple[int, int]  # the first code point, and how many bytes select one
 
 
 class Block:
-    """What each byte leads to: a step, which is a number that holds two others.
-
-    One byte more decides, and the step is `following` bytes of any value to a character of
-    `char_class`; or it doesn't, and the step is to the block that begins at `start`, where
-    `following` bytes select from.  `block_step` takes the latter
-    apart.
-
-    Args:
-        first_byte: the bytes from this one on lead somewhere.
-        step_of: what they lead to.
-        inside_of: the classes there; class 0 among them if some of it is no character.
+    """What the next byte of a character may be, and what each leads to.
 
     Attributes:
-        steps: each once.
-        inside: the classes of each.
-        step_of_byte: index into `steps`.  # [256]
-        by_class: of a class the steps to it: index, and how many bytes follow.
-        to_blocks: the indices of the steps to a block.
+        of_class: of a class the bytes after which it is certain, as stretches: (first, one after
+            the last, how many bytes of any value follow).
+        to_blocks: the bytes after which another block decides: (byte, that block, the classes
+            there; class 0 among them if some of it is no character).
     """
 
-    def __init__(self, first_byte: int, step_of: list[int], inside_of: list[int]) -> None:
-        inside = {NEVER: 0}  # the step of the bytes that aren't given
-        inside.update(zip(step_of, inside_of, strict=True))
-        inside[NEVER] = 0  # whatever lies there
-        self.steps, self.inside = list(inside), list(inside.values())
-        index = {step: i for i, step in enumerate(self.steps)}
-        self.step_of_byte: Int = np.zeros(256, np.int64)
-        self.step_of_byte[first_byte : first_byte + len(step_of)] = [index[s] for s in step_of]
-        self.by_class: dict[int, list[tuple[int, int]]] = {}
-        self.to_blocks: list[int] = []
-        for i, step in enumerate(self.steps[1:], 1):
-            if step > 0:
-                self.by_class.setdefault(step >> 2, []).append((i, step & 3))
-            else:
-                self.to_blocks.append(i)
-
-
-def following(step: int) -> int:
-    """How many bytes follow the one that a step is taken by."""
-    return abs(step) & 3
-
-
-def block_step(step: int) -> tuple[int, int]:
-    """The first code point of the block that a step leads to, and how many bytes follow."""
-    return -step >> 2, -step & 3
+    def __init__(self) -> None:
+        self.of_class: dict[int, list[tuple[int, int, int]]] = {}
+        self.to_blocks: list[tuple[int, BlockName, int]] = []
 
 
 class Alphabet:
@@ -100,10 +59,10 @@ class Alphabet:
     Attributes:
         masks: of each set the classes that make it up.
         num_classes: they are numbered from 0; class 0 is what can't be matched.
-        edges: where a stretch of characters of one class begins.  # [num_stretches]
-        classes: the class of each.  # [num_stretches]
+        edges: where a stretch of characters of one class begins, and where all end.
+        classes: the class of each stretch.
         root: the block of a character's first byte.
-        ascii_of: how many characters of ASCII are in a class; not all classes are named.
+        ascii_of: how many characters of ASCII are in each class; not all classes are named.
     """
 
     def __init__(self, sets: Iterable[Ranges]) -> None:
@@ -112,77 +71,114 @@ class Alphabet:
             raise ValueError(
                 f"{len(sets)} different sets of characters; {MAX_SETS} in one pattern are known"
             )
-        starts, stops = np.array([r for s in sets for r in s], np.int64).reshape(-1, 2).T
-        column = np.repeat(np.arange(len(sets)), [len(s) for s in sets])  # the set of each range
-        edges = np.unique(np.concatenate([[0, *_SURROGATES, MAX_CHAR], starts, stops]))
-        changes = np.zeros((len(edges), max(len(sets), 1)), np.int8)
-        changes[np.searchsorted(edges, starts), column] = 1
-        changes[np.searchsorted(edges, stops), column] = -1
-        edges = edges[:-1]
-        member = np.cumsum(changes[:-1], axis=0, dtype=np.int8)  # [stretch, set]
-        member[(edges >= _SURROGATES[0]) & (edges < _SURROGATES[1])] = 0
-        # Stretches that are in the same sets are of one class; those in none, of class 0.
-        packed = np.packbits(member, axis=1)
-        in_which = packed.view(f"S{packed.shape[1]}").ravel()  # subtle: sorts b"", in none, first
-        distinct, classes = np.unique(np.append(in_which, b""), return_inverse=True)
-        self.classes: Int = classes[:-1]
-        self.num_classes = len(distinct)
-        in_sets = np.zeros((self.num_classes, member.shape[1]), np.int8)  # [class, set]
-        in_sets[self.classes] = member
-        columns = np.packbits(in_sets, axis=0, bitorder="little").T[: len(sets)]
-        self.masks = [int.from_bytes(column.tobytes(), "little") for column in columns]
-        is_edge = np.concatenate([[True], self.classes[1:] != self.classes[:-1]])
-        self.edges, self.classes = edges[is_edge], self.classes[is_edge]
-        bits = [1 << c for c in self.classes.tolist()] + [0]
-        self._bits = np.array(bits, np.int64 if self.num_classes < 63 else object)
+        # At which code points which sets begin or end: a bit for each set.
+        changes = dict.fromkeys((0, *_SURROGATES, MAX_CHAR), 0)
+        for i, ranges in enumerate(sets):
+            for edge in chain.from_iterable(ranges):
+                changes[edge] = changes.get(edge, 0) ^ 1 << i
+        class_of = {0: 0}  # by the sets that a character is in
+        self.edges: list[int] = []
+        self.classes: list[int] = []
+        member = 0
+        for edge in sorted(changes)[:-1]:
+            member ^= changes[edge]
+            is_half = _SURROGATES[0] <= edge < _SURROGATES[1]
+            char_class = 0 if is_half else class_of.setdefault(member, len(class_of))
+            if not self.classes or char_class != self.classes[-1]:
+                self.edges.append(edge)
+                self.classes.append(char_class)
+        self.edges.append(MAX_CHAR)
+        self.num_classes = len(class_of)
+        self.masks = _transposed(list(class_of), len(sets))
+        self.ascii_of: dict[int, int] = {}
+        for char_class, (start, stop) in zip(self.classes, pairwise(self.edges), strict=True):
+            if start < 128:
+                size = min(stop, 128) - start
+                self.ascii_of[char_class] = self.ascii_of.get(char_class, 0) + size
         self._ranges: dict[int, Ranges] = {}
-        self._blocks: dict[tuple[int, int], Block] = {}
-        self.root = self._block(0, _LEAD_STARTS, _LEAD_FOLLOWING)
-        of_ascii = self.classes[np.searchsorted(self.edges, np.arange(128), side="right") - 1]
-        self.ascii_of: dict[int, int] = dict(enumerate(np.bincount(of_ascii).tolist()))
+        self._blocks: dict[BlockName, Block] = {}
+        self.root = self._root()
 
     def class_of(self, char: int) -> int:
         """The class of a code point."""
-        return int(self.classes[np.searchsorted(self.edges, char, side="right") - 1])
+        return self.classes[bisect_right(self.edges, char) - 1]
 
     def ranges(self, mask: int) -> Ranges:
         """The characters of some classes."""
         known = self._ranges.get(mask)
         if known is None:
-            known = self._ranges[mask] = self._find_ranges(mask)
+            found: list[tuple[int, int]] = []
+            for char_class, (start, stop) in zip(self.classes, pairwise(self.edges), strict=True):
+                if mask >> char_class & 1:
+                    if found and found[-1][1] == start:
+                        start = found.pop()[0]
+                    found.append((start, stop))
+            known = self._ranges[mask] = tuple(found)
         return known
-
-    def _find_ranges(self, mask: int) -> Ranges:
-        wanted = [c for c in range(self.num_classes) if mask >> c & 1]
-        inside = np.isin(self.classes, wanted)
-        changes = np.flatnonzero(np.diff(inside, prepend=False, append=False))
-        edges = np.concatenate([self.edges, [MAX_CHAR]])[changes].tolist()
-        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     # ------------------------------------------------------------------ bytes
 
-    def block(self, start: int, following: int) -> Block:
-        """The block from `start` on, of 64 to the power of `following` code points."""
-        known = self._blocks.get((start, following))
+    def block(self, name: BlockName) -> Block:
+        """The block of 64 to the power of name[1] code points."""
+        known = self._blocks.get(name)
         if known is None:
-            starts = start + 64 ** (following - 1) * np.arange(64)
-            starts[starts + 64 ** (following - 1) <= _SMALLEST[following]] = MAX_CHAR
-            known = self._block(0x80, starts, np.full(64, following - 1))
-            self._blocks[start, following] = known
+            known = self._blocks[name] = Block()
+            start, following = name
+            first, stop = max(start, _SMALLEST[following]), start + 64**following
+            byte = 0x80 + (first - start) // 64 ** (following - 1)
+            self._fill(known, byte, first, min(stop, MAX_CHAR), following - 1)
         return known
 
-    def _block(self, first_byte: int, starts: Int, following: Int) -> Block:
-        """The block whose bytes from `first_byte` on lead to the stretches from `starts` on."""
-        stops = starts + 64**following
-        smallest = _SMALLEST[following]
-        first = np.searchsorted(self.edges, np.maximum(starts, smallest), side="right") - 1
-        last = np.searchsorted(self.edges, stops, side="left")
-        is_whole = (starts >= smallest) & (stops <= MAX_CHAR)
-        classes = self.classes[first]
-        decided = (last - first == 1) & is_whole
-        steps = np.where(decided, classes << 2 | following, -(starts << 2 | following))
-        steps[(starts >= MAX_CHAR) | (decided & (classes == 0))] = NEVER
-        ends = np.stack([first, np.minimum(last, len(self.edges))], axis=1).ravel()
-        inside = np.bitwise_or.reduceat(self._bits, ends)[::2]
-        inside = np.where(is_whole, inside, inside | 1)
-        return Block(first_byte, steps.tolist(), inside.tolist())
+    def _root(self) -> Block:
+        """The first byte, by how many follow; below E0, F0 and F4 some lies out of bounds."""
+        root = Block()
+        self._fill(root, 0x00, 0, 0x80, 0)
+        self._fill(root, 0xC2, 0x80, 0x800, 1)
+        root.to_blocks.append((0xE0, (0, 2), self._inside(0x800, 0x1000) | 1))
+        self._fill(root, 0xE1, 0x1000, 0x10000, 2)
+        root.to_blocks.append((0xF0, (0, 3), self._inside(0x10000, 0x40000) | 1))
+        self._fill(root, 0xF1, 0x40000, 0x100000, 3)
+        root.to_blocks.append((0xF4, (0x100000, 3), self._inside(0x100000, MAX_CHAR) | 1))
+        return root
+
+    def _inside(self, start: int, stop: int) -> int:
+        """The classes of a stretch of code points."""
+        first = bisect_right(self.edges, start) - 1
+        mask = 0
+        for char_class in self.classes[first : bisect_left(self.edges, stop)]:
+            mask |= 1 << char_class
+        return mask
+
+    def _fill(self, block: Block, byte: int, start: int, stop: int, following: int) -> None:
+        """Add the bytes from `byte` on; each has 64**following of the code points from `start`."""
+        size = 64**following
+        at = bisect_right(self.edges, start) - 1
+        while start < stop:
+            end = min(self.edges[at + 1], stop)
+            alike = (end - start) // size  # so many bytes have characters of one class alone
+            if alike:
+                alike_there = block.of_class.setdefault(self.classes[at], [])
+                alike_there.append((byte, byte + alike, following))
+                start += alike * size
+                byte += alike
+            else:
+                inside = self._inside(start, start + size)
+                block.to_blocks.append((byte, (start, following), inside))
+                start += size
+                byte += 1
+            while self.edges[at + 1] <= start < stop:
+                at += 1
+
+
+def _transposed(rows: list[int], num_columns: int) -> list[int]:
+    """The columns of a matrix of bits, each row and column an int.
+
+    >>> _transposed([0b01, 0b11, 0b00], 2)
+    [3, 2]
+    """
+    width = max(1, -(-num_columns // 8))
+    data = b"".join(row.to_bytes(width, "little") for row in rows)
+    packed = np.frombuffer(data, np.uint8).reshape(len(rows), width)
+    bits = np.unpackbits(packed, axis=1, bitorder="little")  # [rows, columns]
+    columns = np.packbits(bits, axis=0, bitorder="little").T[:num_columns]
+    return [int.from_bytes(column.tobytes(), "little") for column in columns]

@@ -12,30 +12,35 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.fsm.alphabet import Block, block_step, following
-from minisgl.fsm.automaton import Automaton, Edges
+from minisgl.fsm.alphabet import BlockName
+from minisgl.fsm.automaton import Automaton
 
 Int32 = npt.NDArray[np.int32]
 
+# Beside a state over characters: how many bytes of any value complete the character that is begun,
+# or the block that decides; 0 between characters.
+Within = int | BlockName
+Ways = tuple[tuple[int, int, int], ...]  # (first byte, one after the last, the state after it)
+
 
 class ByteAutomaton:
-    """The automaton over bytes of UTF-8: a table of rows, each filled when it is first read.
+    """The automaton over bytes of UTF-8, made as far as it is asked.
 
     State 0 is dead: no match begins with these bytes.  From every other state one can accept.
 
     Attributes:
         chars: the automaton over characters below.
         start: the state where every text begins.
-        lock: to be held while anything but a filled row is read; several engines may share it.
+        lock: to be held while anything new is made; several engines may share it.
         table: the state after each byte, in rows that `rows` makes.  # [capacity, 256]
     """
 
     def __init__(self, chars: Automaton) -> None:
         self.chars = chars
-        # A state within a character is a state of `chars` with the step to a block (which is
-        # negative) or with how many bytes of any value are to come; between characters with 0.
-        self._keys: list[tuple[int, int]] = [(-1, 0)]
-        self._number: dict[tuple[int, int], int] = {}
+        self._keys: list[tuple[int, Within]] = [(-1, 0)]  # of each state, that of `chars`
+        self._number: dict[tuple[int, Within], int] = {}
+        self._ways: list[Ways | None] = [()]  # of each state
+        self._after_class: dict[int, dict[int, int]] = {}  # of each of `chars`, after each class
         self.table: Int32 = np.zeros((64, 256), np.int32)
         self._num_rows = 1
         self._row: Int32 = np.full(64, -1, np.int32)  # of each state; -1: none yet
@@ -48,27 +53,31 @@ class ByteAutomaton:
         """How many have come up, the dead one included."""
         return len(self._keys)
 
-    def _state(self, state: int, within: int) -> int:
+    def _state(self, state: int, within: Within) -> int:
         key = (state, within)
         number = self._number.get(key)
         if number is None:
             number = self._number[key] = len(self._keys)
-            self._keys.append(key)
+            self._ways.append(None)
             if number == len(self._row):
                 self._row = np.concatenate([self._row, np.full_like(self._row, -1)])
+            self._keys.append(key)
         return number
+
+    def ways(self, state: int) -> Ways:
+        """The bytes that may come next, as stretches in order, and the state after each."""
+        ways = self._ways[state]
+        if ways is None:
+            with self.lock:
+                ways = self._ways[state] = self._find_ways(*self._keys[state])
+        return ways
 
     def step(self, state: int, byte: int) -> int:
         """The state after one more byte; 0 if no match begins so."""
-        row = self._row[state]
-        if row >= 0:
-            return int(self.table[row, byte])
-        with self.lock:  # one step; the whole row would be for the walk of a vocabulary
-            chars, within = self._keys[state]
-            if within > 0:
-                return self._state(chars, within - 1) if 0x80 <= byte < 0xC0 else 0
-            block = self._block(within)
-            return self._target(chars, block, block.step_of_byte[byte], self.chars.edges(chars))
+        for first, stop, target in self.ways(state):
+            if first <= byte < stop:
+                return target
+        return 0
 
     def walk(self, state: int, data: bytes) -> int:
         """The state after more bytes; 0 if no match begins so."""
@@ -129,50 +138,51 @@ class ByteAutomaton:
         Raises:
             TooComplexError: also a ValueError: more than the budget.
         """
-        done: set[int] = {0}
-        ahead = np.array([self.start], np.int32)
-        while len(ahead):
-            done.update(ahead.tolist())
-            rows = self.rows(ahead)  # subtle: may replace the table
-            following = np.unique(self.table[rows])
-            ahead = np.array([s for s in following.tolist() if s not in done], np.int32)
-        return sorted(done - {0})
+        found = {self.start}
+        ahead = [self.start]
+        for state in ahead:  # grows on the way
+            new = {target for _, _, target in self.ways(state)} - found
+            found |= new
+            ahead += new
+        return sorted(found)
 
     def _make_row(self, state: int) -> None:
-        chars, within = self._keys[state]
-        if within > 0:  # any byte of a character's rest
-            row = np.zeros(256, np.int32)
-            row[0x80:0xC0] = self._state(chars, within - 1)
-        else:
-            block = self._block(within)
-            edges = self.chars.edges(chars)
-            targets = [0] * len(block.steps)
-            for target, classes in edges.items():
-                for char_class in _bits(classes):
-                    for i, num_more in block.by_class.get(char_class, ()):
-                        targets[i] = self._state(target, num_more)
-            for i in block.to_blocks:
-                targets[i] = self._target(chars, block, i, edges)
-            row = np.array(targets, np.int32)[block.step_of_byte]
         if self._num_rows == len(self.table):
             self.table = np.concatenate([self.table, np.zeros_like(self.table)])
-        self.table[self._num_rows] = row
+        row = self.table[self._num_rows]
+        for first, stop, target in self.ways(state):
+            row[first:stop] = target
         self._row[state] = self._num_rows
         self._num_rows += 1
 
-    def _block(self, within: int) -> Block:
-        alphabet = self.chars.alphabet
-        return alphabet.block(*block_step(within)) if within else alphabet.root
-
-    def _target(self, chars: int, block: Block, i: int, edges: Edges) -> int:
-        """The state that a block's step leads to; 0 if no character that it begins is wanted."""
-        step, inside = block.steps[i], block.inside[i]
-        wanted = 0
-        for target, classes in edges.items():
-            if inside and not inside & ~classes:  # all that may come leads to the same state
-                return self._state(target, following(step))
-            wanted |= classes
-        return self._state(chars, step) if inside & wanted else 0
+    def _find_ways(self, chars: int, within: Within) -> Ways:
+        if isinstance(within, int) and within:  # any byte of a character's rest
+            return ((0x80, 0xC0, self._state(chars, within - 1)),)
+        block = self.chars.alphabet.block(within) if within else self.chars.alphabet.root
+        edges = self.chars.edges(chars)
+        after = self._after_class.get(chars)
+        if after is None:
+            after = {c: target for target, classes in edges.items() for c in _bits(classes)}
+            self._after_class[chars] = after
+        found = [
+            (first, stop, self._state(after[char_class], following))
+            for char_class in after.keys() & block.of_class.keys()
+            for first, stop, following in block.of_class[char_class]
+        ]
+        for byte, name, inside in block.to_blocks:
+            wanted = next(((t, c) for t, c in edges.items() if inside & c), None)
+            if wanted is not None:
+                target, classes = wanted
+                is_sure = not inside & ~classes  # all that may come there leads to the same state
+                state = self._state(target, name[1]) if is_sure else self._state(chars, name)
+                found.append((byte, byte + 1, state))
+        found.sort()
+        ways: list[tuple[int, int, int]] = []
+        for first, stop, target in found:
+            if ways and ways[-1][1:] == (first, target):  # they touch: one stretch
+                first = ways.pop()[0]
+            ways.append((first, stop, target))
+        return tuple(ways)
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -7,8 +7,6 @@ A state where the text may end is a branch: from there it may also stop.
 
 from __future__ import annotations
 
-import numpy as np
-
 from minisgl.fsm.byte_automaton import ByteAutomaton
 
 MAX_JUMP = 4096  # bytes; a longer chain takes several jumps
@@ -27,13 +25,11 @@ def forced(automaton: ByteAutomaton, state: int) -> tuple[bytes, int]:
     data = bytearray()
     whole, target = 0, state
     while len(data) < MAX_JUMP and not automaton.accepts(state):
-        (row,) = automaton.rows(np.array([state], np.int32))  # subtle: may replace the table
-        following = automaton.table[row]
-        ways = np.flatnonzero(following)
-        if len(ways) != 1:
+        ways = automaton.ways(state)
+        if len(ways) != 1 or ways[0][1] - ways[0][0] > 1:
             break
-        data.append(int(ways[0]))
-        state = int(following[ways[0]])
+        ((byte, _, state),) = ways
+        data.append(byte)
         if automaton.starts_character(state):
             whole, target = len(data), state
     return bytes(data[:whole]), target

@@ -34,7 +34,7 @@ class Masks:
         self.stop_ids = stop_ids
         self._row: dict[int, int] = {}
         self._generation = vocab.generation
-        self._row_of_view: dict[tuple[int, object], int] = {}
+        self._row_of_view: dict[int, dict[object, int]] = {}  # by how far the view reaches
         self._reaches = [reach for reach in REACHES if reach < vocab.reach] + [vocab.reach]
         self._forced: dict[int, tuple[bytes, int]] = {}
         self._must_end: dict[int, bool] = {}
@@ -58,17 +58,17 @@ class Masks:
     def _find_row(self, state: int) -> int:
         vocab, automaton = self.vocab, self.automaton
         if state == FINISHED:
-            return vocab.row(vocab.pack(vocab.no_ids, self.stop_ids, is_complete=False))
-        for reach in self._reaches:
-            row = self._row_of_view.get((reach, automaton.view(state, reach)))
+            return self._row_without_text(is_complete=False)
+        for reach, known in self._row_of_view.items():
+            row = known.get(automaton.view(state, reach))
             if row is not None:
                 return row
-        ids, seen = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
+        mask, seen = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
         is_complete = automaton.accepts(state)
-        row = vocab.row(vocab.pack(ids, self.stop_ids, is_complete=is_complete))
+        row = vocab.row(vocab.with_stops(mask, self.stop_ids, is_complete=is_complete))
         # Most walks end early, and nothing that they didn't see makes a difference.
         reach = next(r for r in self._reaches if r >= min(seen, vocab.reach))
-        self._row_of_view[reach, automaton.view(state, reach)] = row
+        self._row_of_view.setdefault(reach, {})[automaton.view(state, reach)] = row
         return row
 
     def _find_after(self, state: int, token: int) -> int | None:
@@ -89,13 +89,18 @@ class Masks:
         """Whether the text is complete and no token but a stop id may follow."""
         known = self._must_end.get(state)
         if known is None:
-            known = self.automaton.accepts(state) and self.row(state) == self._row_of_the_end()
+            known = self.automaton.accepts(state) and (
+                self.row(state) == self._row_without_text(is_complete=True)
+            )
             self._must_end[state] = known
         return known
 
-    def _row_of_the_end(self) -> int:
-        vocab = self.vocab
-        return vocab.row(vocab.pack(vocab.no_ids, self.stop_ids, is_complete=True))
+    def _row_without_text(self, *, is_complete: bool) -> int:
+        """That of no token but the stop ids, or not even those."""
+        mask = bytearray(4 * self.vocab.num_words)
+        return self.vocab.row(
+            self.vocab.with_stops(mask, self.stop_ids, is_complete=is_complete)
+        )  # fmt: skip
 
     def _find_longer(self, state: int, start: bytes) -> bool:
         """Whether a token may come next that begins with `start` and is longer."""

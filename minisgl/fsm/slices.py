@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.charset import Ranges
+from minisgl.fsm.mask_bits import set_bits
 from minisgl.fsm.token_arrays import TokenArrays
 
 MIN_ASCII = 16  # characters of ASCII that make a set a wide one
@@ -45,6 +46,7 @@ class Slice:
     byte: Int = field(repr=False)  # [groups]
     first: Int = field(repr=False)  # [groups] where in `rest` each begins
     size: Int = field(repr=False)  # [groups]
+    masks: dict[int, bytes] = field(repr=False, default_factory=dict)  # see `Slices._mask`
 
 
 class Slices:
@@ -52,15 +54,17 @@ class Slices:
 
     Args:
         arrays: of the vocabulary.
+        vocab_size: how many ids it has.
     """
 
-    def __init__(self, arrays: TokenArrays) -> None:
+    def __init__(self, arrays: TokenArrays, vocab_size: int) -> None:
         self._arrays = arrays
         self._longest = int(arrays.num_chars.max(initial=0))
         first = arrays.num_chars.cumsum() - arrays.num_chars
         self._token = np.repeat(np.arange(len(first)), arrays.num_chars)  # of each character
         self._place = np.arange(len(arrays.char)) - first[self._token]  # and where in it
-        self._end = np.zeros(int(arrays.ids.max(initial=0)) + 1, np.int64)  # of each id
+        self._mask_size = 4 * -(-vocab_size // 32)  # bytes
+        self._end = np.zeros(vocab_size, np.int64)  # of each id
         self._end[arrays.ids] = arrays.start + arrays.length
         self.slice = lru_cache(maxsize=32)(self._slice)
 
@@ -95,8 +99,20 @@ class Slices:
             size=size,
         )
 
-    def walk(self, automaton: ByteAutomaton, state: int) -> tuple[Int, int] | None:
-        """The tokens that may come next, and how far the walk saw; None if no edge is wide."""
+    def _mask(self, piece: Slice, most: int) -> bytearray:
+        """The mask of the tokens of at most so many characters, all of the set."""
+        known = piece.masks.get(most)
+        if known is None:
+            mask = bytearray(self._mask_size)
+            set_bits(mask, piece.whole[: piece.num_whole[most]])
+            known = piece.masks[most] = bytes(mask)
+        return bytearray(known)
+
+    def walk(self, automaton: ByteAutomaton, state: int) -> tuple[bytearray, int] | None:
+        """The mask of the tokens that may come next, and how many bytes the walk looked at.
+
+        None if no edge is wide.
+        """
         if not automaton.starts_character(state):
             return None
         chars = automaton.chars_of(state)
@@ -110,10 +126,13 @@ class Slices:
         piece = self.slice(automaton.chars.alphabet.ranges(classes))
         chain = chain[: piece.longest + 1]
         most = len(chain) - 1  # so many characters of the set may follow
-        allowed = piece.whole[: piece.num_whole[most]]
+        mask = self._mask(piece, most)
         along = np.array([automaton.state_of(c) for c in chain], np.int32)
-        levels = list(self._walk_rest(automaton, along, piece))
-        return np.concatenate([allowed, *levels]), most + 1 + len(levels)
+        seen = most + 1
+        for ids in self._walk_rest(automaton, along, piece):
+            set_bits(mask, ids)
+            seen += 1
+        return mask, seen
 
     def _walk_rest(self, automaton: ByteAutomaton, along: Int32, piece: Slice) -> Iterator[Int]:
         """Which of the other tokens live on, from the states along the chain."""

@@ -1,27 +1,24 @@
-"""The tokens of a vocabulary as a tree over their bytes, and the masks of states over it.
+"""What a model's vocabulary is to its masks: made once, and shared by all patterns.
 
-The tree is walked level by level, all nodes of a level at once: beside each node stands the
-automaton's state after the bytes that lead there, and where that is the dead state, all tokens
-below are left out.  A token is allowed if its last byte leads to a state that is not dead, since
-from every such state a match can be reached.
-
-    tokens "a", "ab", "b"            root ──a── a ──b── ab
-                                          └─b── b
+The tokens that a state allows are found over a tree of them (token_tree.py), or where a pattern
+allows nearly all, from what is known of sets of characters (slices.py).  Masks that are equal,
+be it of different patterns, are one row of a table, so that a batch only says which rows it needs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
-from minisgl.fsm.slices import Slices, spread
+from minisgl.fsm.mask_bits import clear_bits, set_bits
+from minisgl.fsm.slices import Slices
 from minisgl.fsm.token_arrays import Int, token_arrays
+from minisgl.fsm.token_tree import TokenTree
 from minisgl.fsm.vocab_cache import cached
 
 Row = npt.NDArray[np.int32]
@@ -64,15 +61,14 @@ class VocabIndex:
             b"" if i in no_text else data for i, data in enumerate(token_bytes)
         ]  # fmt: skip
         self._arrays = cached(self._bytes, cache) if cache else token_arrays(self._bytes)
-        self._slices = Slices(self._arrays)
+        self._tree = TokenTree(self._arrays)
+        self._slices = Slices(self._arrays, self.vocab_size)
         self.reach = int(self._arrays.length.max(initial=0))
         self.rows: Row = np.zeros((16, self.num_words), np.int32)
         self.num_rows = 0
         self._row_of: dict[bytes, int] = {}
         self.generation = 0
         self._lock = threading.Lock()
-        self.no_ids: Int = np.zeros(0, np.int64)
-        self._node_of = lru_cache(maxsize=4096)(self._find_node)
 
     def checked_stop_ids(self, stop_ids: Collection[int]) -> tuple[int, ...]:
         """Stop ids in order, each once.
@@ -91,82 +87,62 @@ class VocabIndex:
         """What the token adds to a text; empty if it is none."""
         return self._bytes[token] if 0 <= token < self.vocab_size else b""
 
-    def _find_node(self, start: bytes) -> int | None:
-        """The node of a token's first bytes; None if no token begins so."""
-        node = 0
-        for byte in start:
-            first = int(self._arrays.first_child[node])
-            siblings = self._arrays.node_byte[first : first + int(self._arrays.num_children[node])]
-            place = int(np.searchsorted(siblings, byte))
-            if place == len(siblings) or siblings[place] != byte:
-                return None
-            node = first + place
-        return node
-
     # ------------------------------------------------------------------ masks
 
-    def walk(self, automaton: ByteAutomaton, state: int) -> tuple[Int, int]:
-        """The ids of the tokens that may come next, in no order; of equal tokens one.
+    def walk(self, automaton: ByteAutomaton, state: int) -> tuple[bytearray, int]:
+        """The mask of the tokens that may come next, and how many bytes the walk looked at.
 
-        And how many characters the walk saw: states that differ further on have the same tokens.
+        States that differ further on have the same tokens.
         """
         wide = self._slices.walk(automaton, state)
         if wide is not None:
             return wide
-        levels = list(self._levels(automaton, state, 0))
-        return np.concatenate([self.no_ids, *levels]), len(levels)
+        mask = bytearray(4 * self.num_words)
+        seen = 0
+        for ids in self._tree.levels(automaton, state):
+            set_bits(mask, ids)
+            seen += 1
+        if len(self._arrays.copies):
+            set_bits(mask, self._copies_of(mask))
+        return mask, seen
 
-    def _levels(self, automaton: ByteAutomaton, state: int, node: int) -> Iterator[Int]:
-        """The ids of the tokens below a node that live on, from the state there: level by level."""
-        nodes, states = np.array([node], np.int64), np.array([state], np.int32)
-        while len(nodes):
-            rows = automaton.rows(states)
-            counts = self._arrays.num_children[nodes]
-            nodes = spread(self._arrays.first_child[nodes], counts)
-            states = automaton.table[np.repeat(rows, counts), self._arrays.node_byte[nodes]]
-            alive = states.nonzero()[0]
-            nodes, states = nodes[alive], states[alive]
-            ids = self._arrays.node_token[nodes]
-            yield ids[ids >= 0]
-            inner = self._arrays.num_children[nodes].nonzero()[0]
-            nodes, states = nodes[inner], states[inner]
+    def _copies_of(self, mask: bytearray) -> Int:
+        """The ids of the tokens that have equal bytes as one that is allowed."""
+        originals = self._arrays.originals
+        allowed = np.frombuffer(mask, np.uint8)[originals >> 3] >> (originals & 7) & 1
+        copies: Int = self._arrays.copies[allowed > 0]
+        return copies
 
     def allows_longer(
         self, automaton: ByteAutomaton, state: int, start: bytes, stop_ids: tuple[int, ...]
     ) -> bool:
         """Whether a token that is no stop id begins with `start`, is longer, and may come next."""
-        node, state = self._node_of(start), automaton.walk(state, start)
+        node, state = self._tree.find(start), automaton.walk(state, start)
         if node is None or not state:
             return False
-        for ids in self._levels(automaton, state, node):
+        for ids in self._tree.levels(automaton, state, node):
             copies = self._arrays.copies[np.isin(self._arrays.originals, ids)]
-            if not {*ids.tolist(), *copies.tolist()} <= {*stop_ids}:
+            if not {*map(int, ids), *copies.tolist()} <= {*stop_ids}:
                 return True
         return False
 
-    def pack(self, ids: Int, stop_ids: tuple[int, ...], *, is_complete: bool) -> Row:
-        """A mask of these ids, and of the stop ids if and only if the text is complete.
+    def with_stops(self, mask: bytearray, stop_ids: tuple[int, ...], *, is_complete: bool) -> bytes:
+        """A mask with the stop ids allowed if and only if the text is complete."""
+        clear_bits(mask, stop_ids)
+        if is_complete:
+            set_bits(mask, stop_ids)
+        return bytes(mask)
 
-        `ids` are as of `walk`; result  # [num_words]
-        """
-        bits = np.zeros(self.num_words * 32, np.uint8)
-        bits[ids] = 1
-        if len(self._arrays.copies):
-            bits[self._arrays.copies] = bits[self._arrays.originals]
-        bits[list(stop_ids)] = is_complete
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    def row(self, mask: Row) -> int:
+    def row(self, mask: bytes) -> int:
         """The number of the row of `rows` that holds this mask; equal masks share one."""
-        key = mask.tobytes()
         with self._lock:
-            number = self._row_of.get(key)
+            number = self._row_of.get(mask)
             if number is None:
                 number = self.num_rows
                 if number == len(self.rows):
                     self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
-                self.rows[number] = mask
-                self._row_of[key] = number
+                self.rows[number] = np.frombuffer(mask, np.int32)
+                self._row_of[mask] = number
                 self.num_rows += 1
             return number
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.fsm.mask_bits import set_bits
 from minisgl.fsm.vocab_index import VocabIndex
 from minisgl.kernels.sample import sample
 from minisgl.kernels.vocab_mask import vocab_mask
@@ -89,7 +89,9 @@ def test_every_bit_of_a_word() -> None:
 
 def test_the_bits_are_those_of_the_vocab_index() -> None:
     vocab = VocabIndex([bytes([i]) for i in range(50)], stop_ids=[7])
-    number = vocab.row(vocab.pack(np.array([0, 31, 33]), (7,), is_complete=True))
+    mask = bytearray(4 * vocab.num_words)
+    set_bits(mask, [0, 31, 33])
+    number = vocab.row(vocab.with_stops(mask, (7,), is_complete=True))
     logits = randn(1, 50)
     vocab_mask(logits, tensor(vocab.rows), tensor([number]))
     assert logits[0].isfinite().nonzero().flatten().tolist() == [0, 7, 31, 33]
