@@ -132,7 +132,8 @@ def num_image_tokens(size: Size, grid: Size, side: int) -> int:
     576
     """
     rows, columns = unpadded(size, (grid[0] * side, grid[1] * side))
-    height, width = rows.stop - rows.start, columns.stop - columns.start
+    height: int = rows.stop - rows.start
+    width: int = columns.stop - columns.start
     return side * side + height * (width + 1)
 
 

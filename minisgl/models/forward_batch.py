@@ -57,6 +57,10 @@ class ForwardBatch:
     cu_seqlens: torch.Tensor | None = None  # [E + 1] int64, starting at 0 (the first extend token)
     max_extend_len: int = 0
 
+    # Tokens that an image's features stand for, instead of an embedding of their ids.
+    image_rows: torch.Tensor | None = None  # [M] int64: their places among the T; None: no image
+    image_features: torch.Tensor | None = None  # [M, hidden], in the model's dtype
+
     # The model gathers these once per step; every layer's rotary uses them.
     cos: torch.Tensor = field(init=False)  # [T, D] float32
     sin: torch.Tensor = field(init=False)  # [T, D] float32

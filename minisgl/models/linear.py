@@ -57,6 +57,13 @@ class Linear(nn.Module):
         return slots
 
 
+class ReplicatedLinear(Linear):
+    """The whole of W on every rank.  x [T, K] -> y [T, N]."""
+
+    def weight_slots(self, hub_name: str) -> dict[str, WeightSlot]:
+        return self._slots(hub_name, 0, self.weight.shape[0], 0, 1)
+
+
 class GateUpParallelLinear(Linear):
     """gate | up, each split by columns.  x [T, K] -> [T, 2 I]."""
 

@@ -113,6 +113,9 @@ class LlamaModel(nn.Module):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         batch.cos, batch.sin = self.cos[batch.positions], self.sin[batch.positions]  # [T, D]
         x, residual = self.embed(batch.input_ids), None
+        if batch.image_rows is not None:
+            assert batch.image_features is not None
+            x.index_copy_(0, batch.image_rows, batch.image_features)
         for layer in self.layers:
             x, residual = layer(x, residual, batch)
         if batch.logit_rows is not None:  # only these go on to the LM head

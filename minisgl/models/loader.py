@@ -174,6 +174,19 @@ def weight_files(path: Path) -> list[Path]:
     )
 
 
+def tensor_names(path: Path) -> set[str]:
+    """The names of all tensors of the checkpoint in `path`, from the headers alone.
+
+    Raises:
+        ValueError: as `weight_files`, or a damaged file.
+    """
+    names: set[str] = set()
+    for file in weight_files(path):
+        with _open(file) as reader:
+            names.update(reader.keys())
+    return names
+
+
 def _open(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")

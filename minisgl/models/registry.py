@@ -1,4 +1,4 @@
-"""Which class runs which architecture, and the one function that makes a loaded model."""
+"""Which class runs which architecture, and how a directory becomes a config and a loaded model."""
 
 from __future__ import annotations
 
@@ -7,21 +7,43 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, read_json
+from minisgl.models.hub import resolve_model
 from minisgl.models.linear import Linear
 from minisgl.models.llama import LlamaForCausalLM
+from minisgl.models.llava import LlavaForConditionalGeneration
+from minisgl.models.llava_config import LlavaConfig
+from minisgl.models.llava_layouts import LLAVA_ARCHITECTURES, is_llava, llava_config
 from minisgl.models.loader import load_weights
 from minisgl.parallel import Parallel
 
-MODELS: dict[str, type[LlamaForCausalLM]] = {
+MODELS: dict[str, type[nn.Module]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
+    **dict.fromkeys(LLAVA_ARCHITECTURES, LlavaForConditionalGeneration),
 }
+
+
+def load_config(path: Path) -> ModelConfig | LlavaConfig:
+    """What the files in directory `path` say of the model.
+
+    Raises:
+        ValueError: no config.json, no JSON in it, or a model that isn't supported.
+    """
+    file = path / "config.json"
+    if file.is_file():
+        try:
+            config = read_json(file)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        if is_llava(config):
+            return llava_config(path)
+    return ModelConfig.from_dir(path)
 
 
 def load_model(
     path: Path,
-    config: ModelConfig,
+    config: ModelConfig | LlavaConfig,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -49,6 +71,8 @@ def load_model(
     finally:
         torch.set_default_dtype(before)
     load_weights(model, path, progress=progress)
+    if isinstance(model, LlavaForConditionalGeneration) and model.config.tower:
+        load_weights(model.vision_tower, resolve_model(model.config.tower), progress=progress)
     for module in model.modules():
         if isinstance(module, Linear):
             module.pack(half_rows=half_rows)
