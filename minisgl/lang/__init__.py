@@ -53,16 +53,17 @@ from minisgl.lang.function import Function
 from minisgl.lang.group import ProgramStateGroup
 from minisgl.lang.program import ProgramCancelledError
 from minisgl.lang.state import ProgramState
+from minisgl.lang.values import TraceError
 
 if TYPE_CHECKING:
     from minisgl.lang.backends.engine import Engine, Runtime
 
 __all__ = [
     "Backend", "ChoicesDecision", "ChoicesSamplingMethod", "Engine", "Function",
-    "ProgramCancelledError", "ProgramState", "ProgramStateGroup", "Runtime", "assistant",
-    "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
-    "get_server_args", "get_server_info", "global_config", "greedy_token_selection", "image",
-    "role", "select", "set_default_backend", "system", "system_begin", "system_end",
+    "ProgramCancelledError", "ProgramState", "ProgramStateGroup", "Runtime", "TraceError",
+    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
+    "gen_string", "get_server_args", "get_server_info", "global_config", "greedy_token_selection",
+    "image", "role", "select", "set_default_backend", "system", "system_begin", "system_end",
     "token_length_normalized", "unconditional_likelihood_normalized", "user", "user_begin",
     "user_end", "video",
 ]  # fmt: skip

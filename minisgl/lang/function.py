@@ -27,6 +27,9 @@ from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.run import Run
 from minisgl.lang.settings import is_setting, settings
 from minisgl.lang.state import ProgramState
+from minisgl.lang.trace import state_of, trace
+from minisgl.lang.tracer import Nowhere, Tracer, current_tracer
+from minisgl.lang.values import TraceError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +72,8 @@ class Function(Generic[P, R]):
             BaseException: what went wrong in the program; when streaming, whoever reads gets it.
         """
         own, given = self._split(arguments)
+        if (tracer := current_tracer()) is not None:
+            return self._run_in_a_trace(tracer, args, own, given, backend, stream=stream)
         chosen = as_backend(backend)
         run = self._prepare(
             args, own, settings(given), chosen, is_streaming=stream, until_return=stream
@@ -171,13 +176,32 @@ class Function(Generic[P, R]):
         """
         chosen = as_backend(backend)
         program = Program(chosen, settings(given))
-        prefix = constant_prefix(self.func, self._signature, self.bound, program)
+        tracer = trace(self.func, self._signature, self.bound, program, until_model=True)
+        prefix = constant_prefix(tracer.block(), program)
         if len(prefix.text) < WORTH_CACHING:
             return ""
         background.start(chosen.cache_prefix(prefix)).result()
         return prefix.text
 
     pin = cache
+
+    def trace(self, backend: Any = None, **given: Any) -> Tracer:
+        """Run the function once on arguments that have no value yet, and write down what it does.
+
+        Args:
+            backend: whose rules hold (a model that can't see refuses pictures); None: no model's.
+            **given: arguments that the program may look at: how many branches, which topics.
+
+        Returns:
+            The program's stream: `.nodes`, `.last_node`, `.variables`, `.flatten_nodes()`.
+
+        Raises:
+            ValueError: the program has no such argument.
+            TraceError: what it does depends on a value that only a run has.
+        """
+        fixed = self.bind(**given).bound
+        program = Program(Nowhere() if backend is None else as_backend(backend))
+        return trace(self.func, self._signature, fixed, program)
 
     def _prepare(
         self,
@@ -189,13 +213,37 @@ class Function(Generic[P, R]):
         is_streaming: bool = False,
         until_return: bool = False,
     ) -> Run:
-        try:
-            arguments = self._signature.bind(*args, **{**own, **self.bound})
-        except TypeError as error:
-            raise TypeError(f"{self}: {error}") from None
+        arguments = self._bind(args, own)
         program = Program(backend, common, is_streaming)
         state = ProgramState(StreamExecutor(program), until_return=until_return)
         return Run(self.func, state, arguments)
+
+    def _run_in_a_trace(
+        self,
+        tracer: Tracer,
+        args: tuple[Any, ...],
+        own: Mapping[str, Any],
+        given: Mapping[str, Any],
+        backend: Any,
+        *,
+        stream: bool,
+    ) -> ProgramState:
+        """A program that is traced calls this one, which becomes a part of its graph."""
+        if backend is not None or stream:
+            raise TraceError(
+                f"{self} is called by a program that is traced: a graph runs on one backend, and "
+                "as a whole, so give no backend= and no stream= there"
+            )
+        arguments = self._bind(args, own)
+        state = state_of(tracer.nested(settings(given)))
+        state.ret_value = self.func(state, *arguments.args, **arguments.kwargs)
+        return state
+
+    def _bind(self, args: tuple[Any, ...], own: Mapping[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **{**own, **self.bound})
+        except TypeError as error:
+            raise TypeError(f"{self}: {error}") from None
 
     def _split(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own arguments, and settings."""

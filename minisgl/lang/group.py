@@ -89,8 +89,7 @@ class ProgramStateGroup:
             )
 
     def _gather(self) -> None:
-        for state in self.states:
-            state.sync()
+        self._source.stream_executor.gather([state.stream_executor for state in self.states])
         known = set(self._source.stream_executor.outline.variables)
         gathered: dict[str, list[Any]] = {}
         for state in self.states:

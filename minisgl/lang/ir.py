@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from minisgl.lang.choices import ChoicesSamplingMethod
@@ -113,48 +113,12 @@ class ScopeEnd(Expr):
     name: str
 
 
-@dataclass(frozen=True)
-class Argument(Expr):
-    """Stands for an argument of a program that is looked at before it has any (`prefix.py`)."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self._refuse()
-
-    def __format__(self, _: str) -> str:
-        return self._refuse()
-
-    def __len__(self) -> int:
-        return self._refuse()
-
-    def __bool__(self) -> bool:
-        return self._refuse()
-
-    def __iter__(self) -> NoReturn:
-        self._refuse()
-
-    def __getitem__(self, _: object) -> NoReturn:
-        self._refuse()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what Python itself asks, to find out what this is
-            raise AttributeError(name)
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise DataDependence(f"argument {self.name!r} has no value before the program runs")
-
-
-class DataDependence(BaseException):
-    """A program that is looked at before it runs needs a value that only a run has.
-
-    No `Exception`, so that no `except` of the program takes it for its own.
-    """
+class Unknown(Expr):
+    """A value that only a run has, in a program that is traced: see `values.py`."""
 
 
 Node: TypeAlias = (
-    Text | Gen | Select | Image | Video | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Argument
+    Text | Gen | Select | Image | Video | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Unknown
 )
 
 

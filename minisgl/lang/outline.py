@@ -43,11 +43,11 @@ class Outline:
         """
         match node:
             case ir.Gen():
-                self._require_role("gen")
+                self.require_role("gen")
                 self._program.params(node)  # refuses settings that don't go together
                 return self._declare(node.name, "gen")
             case ir.Select():
-                self._require_role("select")
+                self.require_role("select")
                 return self._declare(node.name, "select")
             case ir.ScopeBegin(name):
                 self._scopes.append(name)  # a variable only at its end: nobody waits inside for it
@@ -60,12 +60,12 @@ class Outline:
                 self._change_role(node)
             case ir.Text(text):
                 if text.strip():
-                    self._require_role(f"the text {text[:40]!r}")
+                    self.require_role(f"the text {text[:40]!r}")
             case ir.Image() | ir.Video():
                 if not self._program.backend.can_see:
                     raise ValueError(f"this model can't see: {self._program.backend.name}")
-            case ir.Argument(name):
-                raise TypeError(f"argument {name!r} has no value: it only stands for one")
+            case ir.Unknown():
+                raise TypeError(f"{node!r} has no value: it stands for one in a traced program")
         return None
 
     def _change_role(self, node: ir.RoleBegin | ir.RoleEnd) -> None:
@@ -76,7 +76,8 @@ class Outline:
             raise ValueError(f"role {role!r} ends, but {self._role or 'nobody'!r} is speaking")
         self._role = role if begins else None
 
-    def _require_role(self, what: str) -> None:
+    def require_role(self, what: str) -> None:
+        """Raise if `what`, which is to be said here, may stand in a role only."""
         backend = self._program.backend
         if backend.needs_roles and self._role is None:
             raise ValueError(

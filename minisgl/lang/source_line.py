@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from pathlib import Path
 
-_HERE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_ON_THE_WAY = ("contextlib.py", "threading.py")  # between a program and the language
 
 
 def program_line() -> str:
     """`file:line in function` of whoever called the language.  Two microseconds."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
@@ -33,5 +35,6 @@ def add_line(error: BaseException, line: str) -> None:
             error.__cause__ = RuntimeError(note)  # shown by everyone
 
 
-def _is_ours(file: str) -> bool:
-    return file.startswith(_HERE) or file.endswith("contextlib.py")
+def is_ours(file: str) -> bool:
+    """Whether a frame of `file` is the language's, and not the program's."""
+    return file.startswith(_PACKAGE) or file.endswith(_ON_THE_WAY)

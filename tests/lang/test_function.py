@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import minisgl.lang as sgl
 from minisgl import SamplingParams
 from minisgl.lang.settings import Settings, is_setting
+from minisgl.lang.values import Argument, Value
 from tests.engine.common import LONG
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 
@@ -498,10 +499,9 @@ class TestConstantPrefix:
         assert off.asked("cache_prefix") == [] and sorted(called) == [1, 2]
 
     def test_an_argument_has_no_value_outside_of_it(self) -> None:
-        from minisgl.lang.ir import Argument
-
-        with pytest.raises(TypeError, match="argument 'q' has no value"):
-            sgl.function(lambda s: s.extend(Argument("q"))).run(backend=FakeBackend())
+        question = Value(Argument("q"))
+        with pytest.raises(TypeError, match=r"Value\(q\) has no value"):
+            sgl.function(lambda s: s.extend(question)).run(backend=FakeBackend())
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 5))

@@ -52,7 +52,7 @@ def run_on_state(s: sgl.ProgramState, program: list[Any]) -> None:
                 s += sgl.select(what, ["one", "two", "three"])
             case "echo":
                 if what in s:
-                    s += f"<{s[what]}>"
+                    s += "<" + s[what] + ">"
             case "scope":
                 with s.var_scope("scope"):
                     run_on_state(s, what)
