@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from minisgl.lang import ir
 from minisgl.lang.backends import as_backend
@@ -13,6 +14,7 @@ from minisgl.lang.config import global_config
 from minisgl.lang.dtypes import reading_of
 from minisgl.lang.function import Function
 from minisgl.lang.settings import Settings, settings
+from minisgl.lang.speculative import checked_tokens
 from minisgl.lang.state import ProgramState
 
 if TYPE_CHECKING:
@@ -22,14 +24,37 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def function(func: Callable[Concatenate[ProgramState, P], R]) -> Function[P, R]:
+@overload
+def function(func: Callable[Concatenate[ProgramState, P], R]) -> Function[P, R]: ...
+@overload
+def function(
+    *, num_api_spec_tokens: int | None = None, api_num_spec_tokens: int | None = None
+) -> Callable[[Callable[Concatenate[ProgramState, P], R]], Function[P, R]]: ...
+def function(
+    func: Any = None,
+    *,
+    num_api_spec_tokens: int | None = None,
+    api_num_spec_tokens: int | None = None,
+) -> Any:
     """Make a program of a function whose first argument is its state.
 
     @function
     def qa(s, question):
         s += "Q: " + question + "\\nA:" + gen("answer", stop="\\n")
+
+    Args:
+        num_api_spec_tokens: `@function(num_api_spec_tokens=64)` asks the model for at least so many
+            tokens at a time, beyond the first gen's end, and answers later gens out of them (see
+            `minisgl.lang.speculative`); for models behind an API.
+        api_num_spec_tokens: its name in SGLang's first versions.
+
+    Raises:
+        ValueError: no number of tokens, or no function for a program.
     """
-    return Function(func)
+    tokens = api_num_spec_tokens if num_api_spec_tokens is None else num_api_spec_tokens
+    if func is None:
+        return partial(Function, num_api_spec_tokens=checked_tokens(tokens))
+    return Function(func, num_api_spec_tokens=tokens)
 
 
 def gen(

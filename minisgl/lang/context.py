@@ -7,11 +7,14 @@ backend is asked to go on from one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minisgl.lang.chat_format import ChatFormat
 from minisgl.lang.images import image_part
 from minisgl.lang.ir import Image, Video
+
+if TYPE_CHECKING:
+    from minisgl.lang.speculative import Ahead
 
 Message = dict[str, Any]
 IMAGE = "<image>"  # where a picture stands in the text
@@ -36,6 +39,7 @@ class Context:
     media: tuple[Image | Video, ...] = ()
     media_start: int = 0  # how many of them were there when the role began
     namespace: str | None = None  # what its cached prefixes are shared within
+    ahead: Ahead | None = None  # what the model has said already that may come after the text
 
     def say(self, text: str) -> Context:
         """`text` is appended."""
@@ -72,6 +76,33 @@ class Context:
         said = self._append(chat.after((*self._roles, self.role)))
         message = self._message(self.text[self.role_start :].lstrip())
         return replace(said, role=None, messages=(*self.messages, message))
+
+    def branched(self) -> Context:
+        """As a branch begins: words that were drawn by chance are not two branches' at once."""
+        if self.ahead is not None and self.ahead.sampling.temperature > 0:
+            return replace(self, ahead=None)
+        return self
+
+    @property
+    def words(self) -> str:
+        """What the role that is speaking has said; "" outside of roles."""
+        return self.text[self.role_start :] if self.role is not None else ""
+
+    @property
+    def before_role(self) -> Context:
+        """Where the role that is speaking was about to begin its words."""
+        start = self.role_start
+        return replace(
+            self,
+            text=self.text[:start],
+            quoted=tuple((a, min(b, start)) for a, b in self.quoted if a < start),
+            media=self.media[: self.media_start],
+        )
+
+    @property
+    def open_message(self) -> Message | None:
+        """Of the role that is speaking, as far as it has spoken; None outside of roles."""
+        return None if self.role is None else self._message(self.words)
 
     @property
     def _roles(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from minisgl.lang.prefix import constant_prefix
 from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.run import Run
 from minisgl.lang.settings import is_setting, settings
+from minisgl.lang.speculative import checked_tokens
 from minisgl.lang.state import ProgramState
 from minisgl.lang.trace import state_of, trace
 from minisgl.lang.tracer import Nowhere, Tracer, current_tracer
@@ -42,6 +43,7 @@ class Function(Generic[P, R]):
 
     Args:
         bound: arguments that are given already.
+        num_api_spec_tokens: see `minisgl.lang.function`.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Function(Generic[P, R]):
         func: Callable[Concatenate[ProgramState, P], R],
         *,
         bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
     ) -> None:
         self.func = func
+        self.num_api_spec_tokens = checked_tokens(num_api_spec_tokens)
         self.bound = dict(bound or {})
         self._signature = _own_signature(func)
         update_wrapper(self, func)
@@ -161,7 +165,11 @@ class Function(Generic[P, R]):
         for name in arguments:
             if name not in self._signature.parameters:
                 raise ValueError(f"{self} has no argument {name!r}")
-        return Function(self.func, bound={**self.bound, **arguments})
+        return Function(
+            self.func,
+            bound={**self.bound, **arguments},
+            num_api_spec_tokens=self.num_api_spec_tokens,
+        )
 
     def cache(self, backend: Any = None, **given: Any) -> str:
         """Compute what the program says before it needs an argument or a model, and keep it.
@@ -214,7 +222,7 @@ class Function(Generic[P, R]):
         until_return: bool = False,
     ) -> Run:
         arguments = self._bind(args, own)
-        program = Program(backend, common, is_streaming)
+        program = Program(backend, common, is_streaming, self.num_api_spec_tokens)
         state = ProgramState(StreamExecutor(program), until_return=until_return)
         return Run(self.func, state, arguments)
 

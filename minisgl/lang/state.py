@@ -12,6 +12,7 @@ from minisgl.lang.context import Message
 from minisgl.lang.group import ProgramStateGroup
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.program import ProgramCancelledError
+from minisgl.lang.usage import Usage
 from minisgl.lang.variables import Variable
 
 _A_BLOCK: Any = object()  # a `with` block says it; None would be a value that went missing
@@ -157,6 +158,12 @@ class ProgramState:
         """
         self.sync()
         return list(self.stream_executor.context.messages)
+
+    def usage(self) -> Usage:
+        """The calls and tokens of the run so far, its branches' too, when everything that was added
+        here has run; and what speculation has saved.  Errors as `sync`."""
+        self.sync()
+        return self.stream_executor.program.usage()
 
     def error(self) -> BaseException | None:
         """What went wrong, when everything has run or will never run; None: nothing."""

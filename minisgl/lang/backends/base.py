@@ -40,6 +40,12 @@ class Backend(ABC):
     needs_roles = False
     """Whether it understands conversations only, so that text outside roles can't be sent to it."""
 
+    can_continue = True
+    """Whether it goes on with words that the assistant has begun; if not, it only answers."""
+
+    tells_tokens = False
+    """Whether an answer comes with its tokens, if `logprobs` are asked for (speculative.py)."""
+
     can_see = False
     """Whether it takes images and videos."""
 

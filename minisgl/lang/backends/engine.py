@@ -41,6 +41,8 @@ class EngineBackend(Backend):
             raise ValueError(f"backend={engine!r}: give an Engine, a Runtime or another Backend")
         self.engine = engine
 
+    tells_tokens = True
+
     @property
     def name(self) -> str:
         """As it was given, or "the embedded model"."""
