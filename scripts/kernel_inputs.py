@@ -25,6 +25,8 @@ class Model:
     kv_heads: int
     head_dim: int
     vocab: int
+    experts: int = 0  # 0: one MLP, as wide as each of the experts
+    experts_per_token: int = 0
 
     @property
     def qkv(self) -> int:
@@ -38,9 +40,11 @@ MODELS = {
         Model("smollm2-135m", 576, 1536, 9, 3, 64, 49152),
         Model("llama-2-7b", 4096, 11008, 32, 32, 128, 32000),
         Model("llama-3-8b", 4096, 14336, 32, 8, 128, 128256),
+        Model("mixtral-8x7b", 4096, 14336, 32, 8, 128, 32000, experts=8, experts_per_token=2),
     )
 }
 TINY = Model("tiny", 64, 96, 4, 2, 16, 320)
+TINY_MIXTRAL = Model("tiny-mixtral", 64, 96, 4, 2, 16, 320, experts=5, experts_per_token=2)
 
 
 @dataclass

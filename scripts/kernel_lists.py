@@ -26,7 +26,8 @@ from scripts.kernel_cases import (
     top_tokens_case,
     vocab_mask_case,
 )
-from scripts.kernel_inputs import MODELS, TINY, Case, Maker, Model
+from scripts.kernel_inputs import MODELS, TINY, TINY_MIXTRAL, Case, Maker, Model
+from scripts.moe_cases import moe_case, route_case
 
 
 def model_cases(
@@ -38,16 +39,13 @@ def model_cases(
         yield rms_norm_case(make, model, tokens)
         yield add_rms_norm_case(make, model, tokens)
         yield rotary_case(make, model, tokens)
-        yield silu_and_mul_case(make, model, tokens)
+        if not model.experts:
+            yield silu_and_mul_case(make, model, tokens)
         yield embedding_case(make, model, tokens)
         yield kv_store_case(make, model, tokens, pool_slots=2 * prefill)
-        for name, n, k in (
-            ("qkv", model.qkv, model.hidden),
-            ("o", model.hidden, model.heads * model.head_dim),
-            ("gate_up", 2 * model.intermediate, model.hidden),
-            ("down", model.hidden, model.intermediate),
-        ):
-            yield linear_case(make, name, tokens, n, k, bias=name == "qkv")
+        yield linear_case(make, "qkv", tokens, model.qkv, model.hidden, bias=True)
+        yield linear_case(make, "o", tokens, model.hidden, model.heads * model.head_dim)
+        yield from mlp_cases(make, model, tokens)
     yield linear_case(make, "lm_head", batch, model.vocab, model.hidden)
     extend = [prompt] * requests
     yield extend_case(make, model, "no prefix", extend, [0] * requests)
@@ -67,6 +65,16 @@ def model_cases(
     yield top_tokens_case(make, batch, model.vocab)
     yield adjust_logits_case(make, batch, model.vocab, prompt // 2)
     yield vocab_mask_case(make, batch, model.vocab)
+
+
+def mlp_cases(make: Maker, model: Model, tokens: int) -> Iterator[Case]:
+    """The products of a block's second half: of one gated MLP, or of a router and its experts."""
+    if model.experts:
+        yield route_case(make, model, tokens)
+        yield moe_case(make, model, tokens)
+    else:
+        yield linear_case(make, "gate_up", tokens, 2 * model.intermediate, model.hidden)
+        yield linear_case(make, "down", tokens, model.hidden, model.intermediate)
 
 
 def edge_cases(
@@ -90,6 +98,11 @@ def edge_cases(
     for build in (rms_norm_case, add_rms_norm_case, rotary_case, silu_and_mul_case, embedding_case):
         yield build(make, small, tokens)
     yield linear_case(make, "o", tokens, small.hidden, small.hidden)
+    mixtral = MODELS["mixtral-8x7b"] if make.device != "cpu" else TINY_MIXTRAL
+    yield route_case(make, mixtral, tokens)
+    yield moe_case(make, mixtral, tokens * 9 // 8)  # h has more than 2**31 elements
+    yield moe_case(make, mixtral, tokens // 16, one_expert=True)
+    yield moe_case(make, TINY_MIXTRAL, tokens)  # experts that are no power of two
     wide = MODELS["llama-2-7b"] if make.device != "cpu" else TINY
     slots = pool_elements // (2 * wide.kv_heads * wide.head_dim)
     yield kv_store_case(make, wide, min(tokens, slots) // 2, pool_slots=slots)
@@ -122,13 +135,13 @@ def speed_cases(
     yield rms_norm_case(make, model, tokens)
     yield add_rms_norm_case(make, model, tokens)
     yield rotary_case(make, model, tokens)
-    yield silu_and_mul_case(make, model, tokens)
+    if not model.experts:
+        yield silu_and_mul_case(make, model, tokens)
     yield embedding_case(make, model, tokens)
     yield kv_store_case(make, model, tokens, pool_slots=2 * tokens)
     for n in (batch // 2, tokens // 2):
         yield linear_case(make, "qkv", n, model.qkv, model.hidden)
-        yield linear_case(make, "gate_up", n, 2 * model.intermediate, model.hidden)
-        yield linear_case(make, "down", n, model.hidden, model.intermediate)
+        yield from mlp_cases(make, model, n)
     yield linear_case(make, "lm_head", batch // 2, model.vocab, model.hidden)
     yield extend_case(make, model, f"{tokens} tokens", [tokens], [0])
     yield extend_case(make, model, "prefix", [tokens // 8] * 2, [tokens // 2] * 2)

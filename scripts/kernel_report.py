@@ -71,15 +71,17 @@ def broken_limits(arch: int, case: str, needs: Resources) -> list[str]:
         found.append(
             f"{needs.instructions['LDG.E.U16']} loads of two bytes: rows not known aligned"
         )
-    if arch == 90 and _wants_hgmma(case) and not needs.instructions.get("HGMMA"):
+    if arch == 90 and _wants_hgmma(case, needs) and not needs.instructions.get("HGMMA"):
         found.append("no HGMMA: the tiles are too small for Hopper's tensor cores")
     return found
 
 
-def _wants_hgmma(case: str) -> bool:
+def _wants_hgmma(case: str, needs: Resources) -> bool:
     if case.startswith("extend_attention"):
         return True
-    return case.startswith("linear") and int(case.rpartition("T=")[2]) >= MATMUL_TOKENS
+    if case.startswith("moe") and not needs.instructions.get("HMMA"):
+        return False  # of its kernels, only the products
+    return case.startswith(("linear", "moe")) and int(case.rpartition("T=")[2]) >= MATMUL_TOKENS
 
 
 def measure(arch: int, model: str, dtype: str) -> Iterator[tuple[str, str, Resources]]:

@@ -1,4 +1,4 @@
-"""Make a tiny Llama or Mistral with random weights, as a Hugging Face directory.
+"""Make a tiny Llama, Mistral or Mixtral with random weights, as a Hugging Face directory.
 
 The tests and the tour need a model that is there at once, on any machine, without a download.
 This one has two layers and a real byte-level BPE tokenizer, trained here on a few lines of text.
@@ -55,6 +55,8 @@ def make_tiny_model(
     rope_scaling: dict[str, Any] | None = None,
     rope_parameters: dict[str, Any] | None = None,
     sliding_window: int | None = None,
+    num_experts: int = 8,
+    experts_per_token: int = 2,
     tie: bool = True,
     attention_bias: bool = False,
     mlp_bias: bool = False,
@@ -93,8 +95,10 @@ def make_tiny_model(
     }
     if architecture == "LlamaForCausalLM":
         config |= {"attention_bias": attention_bias, "mlp_bias": mlp_bias}
-    if architecture == "MistralForCausalLM":
+    else:
         config["sliding_window"] = sliding_window
+    if architecture == "MixtralForCausalLM":
+        config |= {"num_local_experts": num_experts, "num_experts_per_tok": experts_per_token}
     if head_dim is not None:
         config["head_dim"] = head_dim
     if rope_parameters is not None:
@@ -167,9 +171,17 @@ def _weights(config: dict[str, Any], seed: int, dtype: torch.dtype) -> dict[str,
         linear(f"{layer}.self_attn.v_proj", kv, hidden, attention_bias)
         linear(f"{layer}.self_attn.o_proj", hidden, q, attention_bias)
         norm(f"{layer}.post_attention_layernorm")
-        linear(f"{layer}.mlp.gate_proj", inner, hidden, mlp_bias)
-        linear(f"{layer}.mlp.up_proj", inner, hidden, mlp_bias)
-        linear(f"{layer}.mlp.down_proj", hidden, inner, mlp_bias)
+        experts = config.get("num_local_experts")
+        if experts is None:
+            mlps = {f"{layer}.mlp": ("gate_proj", "up_proj", "down_proj")}
+        else:
+            moe = f"{layer}.block_sparse_moe"
+            linear(f"{moe}.gate", experts, hidden, False)
+            mlps = {f"{moe}.experts.{e}": ("w1", "w3", "w2") for e in range(experts)}
+        for mlp, (gate, up, down) in mlps.items():
+            linear(f"{mlp}.{gate}", inner, hidden, mlp_bias)
+            linear(f"{mlp}.{up}", inner, hidden, mlp_bias)
+            linear(f"{mlp}.{down}", hidden, inner, mlp_bias)
     norm("model.norm")
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = 0.3 * torch.randn(vocab, hidden, generator=g)
@@ -203,13 +215,14 @@ def main() -> None:
     parser.add_argument(
         "--architecture",
         default="LlamaForCausalLM",
-        choices=["LlamaForCausalLM", "MistralForCausalLM"],
+        choices=["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"],
     )
     parser.add_argument("--num-layers", type=int, default=2)
     parser.add_argument("--num-heads", type=int, default=4)
     parser.add_argument("--num-kv-heads", type=int, default=2)
     parser.add_argument("--head-dim", type=int, default=None)
     parser.add_argument("--sliding-window", type=int, default=None)
+    parser.add_argument("--num-experts", type=int, default=8, help="of a Mixtral")
     parser.add_argument("--rope-scaling", type=json.loads, default=None, help="as JSON")
     parser.add_argument("--untied", dest="tie", action="store_false", help="a separate lm_head")
     parser.add_argument(

@@ -72,6 +72,21 @@ _LINEAR_SMALL = {
     (0, 4): (16, 16, 1, 1),
 }
 
+# Mixture of experts: (generation, element size, rows of a tile)
+#   -> columns (of gate and of up each; twice as many of down), depth, warps, stages
+_MOE = {
+    (80, 2, 16): (32, 128, 4, 3),
+    (80, 2, 64): (64, 64, 4, 3),
+    (80, 2, 128): (64, 32, 8, 4),
+    (86, 2, 16): (32, 128, 4, 3),
+    (86, 2, 64): (64, 64, 4, 3),
+    (86, 2, 128): (64, 32, 8, 3),
+    (90, 2, 16): (32, 128, 4, 4),
+    (90, 2, 64): (64, 64, 4, 4),
+    (90, 2, 128): (128, 64, 8, 3),
+}
+_MOE_FP32 = (16, 32, 4, 2)
+
 
 def generation() -> int:
     """The row of the tables for the current GPU (asked here, at launch, never at import)."""
@@ -154,6 +169,41 @@ def linear_small_blocks(dtype: torch.dtype) -> dict[str, int]:
     """BLOCK_N, BLOCK_K of linear with few rows, and how to launch it."""
     n, k, warps, stages = _LINEAR_SMALL[generation(), dtype.itemsize]
     return {"BLOCK_N": n, "BLOCK_K": k, **_launch(warps, stages)}
+
+
+def moe_rows(pairs: int, num_experts: int) -> int:
+    """Rows of one expert's tile: as many as an expert has on average, and 16, 64 or 128.
+
+    >>> moe_rows(128, 8), moe_rows(129, 8), moe_rows(4096, 8)
+    (16, 64, 128)
+    """
+    return next((rows for rows in (16, 64) if pairs <= rows * num_experts), 128)
+
+
+def moe_blocks(dtype: torch.dtype, pairs: int, num_experts: int) -> dict[str, int]:
+    """BLOCK_M, BLOCK_N, BLOCK_K of moe, and how to launch it."""
+    arch, rows = generation(), moe_rows(pairs, num_experts)
+    if arch == 0:
+        rows, row = 16, (16, 16, 1, 1)
+    elif dtype == torch.float32:
+        rows, row = min(rows, 64), _MOE_FP32
+    else:
+        row = _MOE[arch, 2, rows]
+    return {"BLOCK_M": rows, "BLOCK_N": row[0], "BLOCK_K": row[1], **_launch(row[2], row[3])}
+
+
+def route_blocks(num_experts: int) -> dict[str, int]:
+    """ROWS (tokens), BLOCK_E (experts) and BLOCK_D of route: about 4,096 products at a time."""
+    experts = triton.next_power_of_2(num_experts)
+    rows, products = (8, 32) if INTERPRETED else (1, max(64, 4096 // experts))
+    return {"ROWS": rows, "BLOCK_E": experts, "BLOCK_D": products, **_launch(4, 1)}
+
+
+def sort_blocks(num_experts: int) -> dict[str, int]:
+    """BLOCK_E (experts) and CHUNK (pairs counted at a time) of sort_by_expert."""
+    experts = triton.next_power_of_2(num_experts)
+    chunk = 32 if INTERPRETED else min(1024, max(64, 8192 // experts))
+    return {"BLOCK_E": experts, "CHUNK": chunk, **_launch(8, 1)}
 
 
 def row_blocks(width: int) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """What a checkpoint says about its model: `config.json` read once, checked once, frozen.
 
 Everything that changes a number is either read or refused; nothing is guessed.  The only defaults
-are those of transformers' `LlamaConfig` and `MistralConfig`, for keys which their files leave out.
+are those of transformers' `LlamaConfig`, `MistralConfig` and `MixtralConfig`, for keys which their
+files leave out.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from typing import Any
 
 import torch
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
-_MODEL_TYPES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+_MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+}
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "MistralForCausalLM": {
@@ -26,6 +31,15 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "num_key_value_heads": 8,
         "sliding_window": 4096,
+    },
+    "MixtralForCausalLM": {
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "sliding_window": None,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
     },
 }
 
@@ -77,8 +91,9 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A dense Llama-family model, in this project's names.
+    """A model of the Llama family, in this project's names.
 
+    `num_experts` is 0 in a dense model; where it isn't, `intermediate_size` is that of one expert.
     `sliding_window` counts the newest keys that a query may see, itself included (0: all of them).
     `eos_token_ids` is the union of config.json and generation_config.json; the tokenizer adds its
     own.  `dtype` is what the config says of the stored weights, float32 if nothing.
@@ -96,6 +111,8 @@ class ModelConfig:
     max_position: int
     tie_word_embeddings: bool
     rope: RopeConfig
+    num_experts: int = 0
+    experts_per_token: int = 0
     sliding_window: int = 0
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -116,6 +133,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
+        if self.architecture == "MixtralForCausalLM":
+            _check_experts(self.num_experts, self.experts_per_token)
         if self.sliding_window < 0:
             raise ValueError(f"sliding_window is {self.sliding_window}; it must be 0 or more")
 
@@ -159,7 +178,8 @@ class ModelConfig:
                 )
             head_dim = c["hidden_size"] // heads
         kv_heads = c.get("num_key_value_heads")
-        llama = architecture == "LlamaForCausalLM"  # only Llama has biases, only Mistral a window
+        mixtral = architecture == "MixtralForCausalLM"
+        llama = architecture == "LlamaForCausalLM"  # only Llama has biases, and no window
         return cls(
             architecture=architecture,
             vocab_size=c["vocab_size"],
@@ -173,12 +193,25 @@ class ModelConfig:
             max_position=c["max_position_embeddings"],
             tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
             rope=_rope(c),
+            num_experts=c["num_local_experts"] if mixtral else 0,
+            experts_per_token=c["num_experts_per_tok"] if mixtral else 0,
             sliding_window=0 if llama else c["sliding_window"] or 0,
             attention_bias=llama and bool(c.get("attention_bias", False)),
             mlp_bias=llama and bool(c.get("mlp_bias", False)),
             bos_token_id=c.get("bos_token_id"),
             eos_token_ids=_token_ids(c) | _token_ids(generation or {}),
             dtype=_dtype(c),
+        )
+
+
+def _check_experts(count: Any, per_token: Any) -> None:
+    """Raise unless a token can go to `per_token` of `count` experts."""
+    if type(count) is not int or count < 1:
+        raise ValueError(f"num_local_experts is {count!r}; it must be a whole number of at least 1")
+    if type(per_token) is not int or not 1 <= per_token <= count:
+        raise ValueError(
+            f"num_experts_per_tok is {per_token!r}; it must be a whole number from 1 to {count}, "
+            "the number of experts"
         )
 
 

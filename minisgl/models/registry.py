@@ -15,11 +15,13 @@ from minisgl.models.llava import LlavaForConditionalGeneration
 from minisgl.models.llava_config import LlavaConfig
 from minisgl.models.llava_layouts import LLAVA_ARCHITECTURES, is_llava, llava_config
 from minisgl.models.loader import load_weights
+from minisgl.models.mixtral import MixtralForCausalLM, SparseMoE
 from minisgl.parallel import Parallel
 
 MODELS: dict[str, type[nn.Module]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
     **dict.fromkeys(LLAVA_ARCHITECTURES, LlavaForConditionalGeneration),
 }
 
@@ -74,6 +76,6 @@ def load_model(
     if isinstance(model, LlavaForConditionalGeneration) and model.config.tower:
         load_weights(model.vision_tower, resolve_model(model.config.tower), progress=progress)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | SparseMoE):
             module.pack(half_rows=half_rows)
     return model.eval()
