@@ -14,6 +14,7 @@ import time
 
 from minisgl.cache.tree_node import common_prefix_len
 from minisgl.engine.constrained import Constraint, Jump
+from minisgl.engine.handle import Outcome
 from minisgl.engine.logprobs import has_nan, told_of_prompt
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.output import Completion, EngineError, FinishReason, TokenLogprob
@@ -87,7 +88,8 @@ class Answers:
         asked = req.params
         text += req.detokenizer.finish()
         self._post(req, text, final=len(req.output_ids))
-        req.mailbox.end(
+        self._end(
+            req,
             Completion(
                 request_id=req.id,
                 index=req.index,
@@ -102,16 +104,14 @@ class Answers:
                 logprobs=None if asked.logprobs is None else list(req.logprobs),
                 prompt_logprobs=told_of_prompt(req),
                 removed=None if req.constraint is None else list(req.constraint.removed),
-            )
+            ),
         )
-        self.live.remove(req)  # last: until then a fault has to be told
 
     def fail(self, req: Req, error: BaseException) -> None:
         """The answer ends with an error, and nothing it computed is kept."""
         self._leave(req, "error")
         self._runner.scrub(req)
-        req.mailbox.end(error)
-        self.live.remove(req)
+        self._end(req, error)
 
     # ------------------------------------------------------------------ patterns
 
@@ -184,6 +184,11 @@ class Answers:
         ids = req.output_ids[req.sent : final]
         req.sent += len(ids)
         req.mailbox.add(text, ids)
+
+    def _end(self, req: Req, outcome: Outcome) -> None:
+        req.mailbox.end(outcome)
+        req.images = ()  # who keeps a handle need not keep the pixels
+        self.live.remove(req)  # last: until then a fault has to be told
 
     def _leave(self, req: Req, reason: str) -> None:
         """`req` gives back what it holds, and is counted."""

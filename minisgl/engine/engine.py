@@ -28,7 +28,7 @@ from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.door import Door
 from minisgl.engine.handle import Handle
 from minisgl.engine.hardware import place
-from minisgl.engine.images import load_images, show
+from minisgl.engine.images import ImageReader, load_images, show
 from minisgl.engine.loop import EngineLoop
 from minisgl.engine.memory import plan_memory
 from minisgl.engine.model_runner import ModelRunner
@@ -40,10 +40,12 @@ from minisgl.engine.scoring import join, score_of
 from minisgl.engine.segments import tokens_worth_sharing
 from minisgl.engine.stats import Stats
 from minisgl.engine.trace import Trace
+from minisgl.engine.vision_cache import VisionCache
 from minisgl.kernels.dispatch import use_triton
-from minisgl.models.config import ModelConfig
 from minisgl.models.hub import resolve_model
-from minisgl.models.registry import load_model
+from minisgl.models.llava import LlavaForConditionalGeneration
+from minisgl.models.llava_config import LlavaConfig
+from minisgl.models.registry import load_config, load_model
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
 
@@ -78,11 +80,15 @@ class Engine:
         self.config = EngineConfig.make(model=model, **settings)
         trace = None if self.config.trace is None else Trace(self.config.trace)
         path = resolve_model(model, progress=progress)
-        self.model_config = ModelConfig.from_dir(path)
+        config = load_config(path)
+        self.model_config = config.text if isinstance(config, LlavaConfig) else config
         self.placement = place(self.config, self.model_config.dtype)
         if self.placement.notice:
             warnings.warn(self.placement.notice, stacklevel=2)
         self.tokenizer = Tokenizer(path)
+        image_reader = None
+        if isinstance(config, LlavaConfig):
+            image_reader = ImageReader.of(path, config, self.tokenizer)
         self.context_length = self._choose_context()
         self._chat_template: ChatTemplate | None = None
         self._path = path
@@ -91,7 +97,7 @@ class Engine:
         kv_dtype = dtype if kv == "auto" else getattr(torch, kv)
         net = load_model(
             path,
-            self.model_config,
+            config,
             dtype=dtype,
             device=device,
             max_len=self.context_length,
@@ -105,6 +111,7 @@ class Engine:
             context_length=self.context_length,
             dtype=kv_dtype,
             device=device,
+            vision=self.config.vision_cache_mib * 2**20 if image_reader else 0,
         )
         if progress:
             print(self.memory, file=sys.stderr)  # noqa: T201  # asked for
@@ -135,6 +142,9 @@ class Engine:
             graphs = CudaGraphRunner(net, pool, table, self.config.max_running)
             if progress:
                 print(graphs, file=sys.stderr)  # noqa: T201  # asked for
+        vision = None
+        if isinstance(net, LlavaForConditionalGeneration):
+            vision = VisionCache(net.encode_images, self.memory.vision)
         vocab_size = self.tokenizer.size_within(c.vocab_size)
         self.door = Door(
             self.tokenizer,
@@ -145,11 +155,12 @@ class Engine:
             constrainer=Constrainer(
                 self.tokenizer, vocab_size, device, jumps=self.config.jump_forward
             ),
+            image_reader=image_reader,
         )
         min_saved = None
         if self.config.shared_decode and not c.sliding_window:
             min_saved = tokens_worth_sharing(pool.layers[0])
-        runner = ModelRunner(net, scheduler, workspace, graphs, vocab_size, min_saved)
+        runner = ModelRunner(net, scheduler, workspace, graphs, vocab_size, min_saved, vision)
         self.loop = EngineLoop(scheduler, runner, trace)
         # The thread knows nothing of this object, so that one which nobody holds any more, and one
         # left open at the end of the program, close themselves.
@@ -357,8 +368,9 @@ class Engine:
         return self.call(lambda: self.loop.scheduler.tree.render(lambda key: show(key, decode)))
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix; False (and nothing done) while requests are running."""
-        return self.call(self.loop.scheduler.flush)
+        """Forget every cached prefix and image; False (and nothing done) while requests are
+        running."""
+        return self.call(self.loop.flush)
 
     def check(self) -> None:
         """Verify that every slot is accounted for (AssertionError names what is not)."""

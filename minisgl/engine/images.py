@@ -21,8 +21,11 @@ from minisgl.models.pixels import Pixels
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minisgl.media import Image
     from minisgl.models.image_processor import ImageProcessor
+    from minisgl.models.llava_config import LlavaConfig
 
 NARROW = 2**64  # content keys are never less, token ids always are
 
@@ -88,6 +91,18 @@ class ImageReader:
     video_id: int | None
     # subtle: shared by the requests that are under way, and gone with the last of them
     _known: WeakValueDictionary[int, Pixels] = field(default_factory=WeakValueDictionary)
+
+    @staticmethod
+    def of(path: Path, config: LlavaConfig, tokenizer: Tokenizer) -> ImageReader:
+        """That of the model in `path`.
+
+        Raises:
+            ValueError: its image processor is missing, or not one that we have; in words.
+        """
+        from minisgl.models.image_processor import ImageProcessor  # needs Pillow, as _load does
+
+        processor = ImageProcessor.from_dir(path, config)
+        return ImageReader(tokenizer, processor, config.image_token_id, config.video_token_id)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, its placeholders among them."""

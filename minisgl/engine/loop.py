@@ -159,6 +159,14 @@ class EngineLoop:
             vision_bytes=vision.bytes if vision else 0,
         )
 
+    def flush(self) -> bool:
+        """Forget every cached prefix and image; False (and nothing done) while anyone needs one;
+        call it through `call`."""
+        if not self.scheduler.flush():
+            return False
+        self.runner.flush()
+        return True
+
     def check(self) -> None:
         """Verify that every slot is accounted for; call it through `call`."""
         self.scheduler.check()

@@ -77,6 +77,11 @@ class ModelRunner:
         if self.vision is not None:
             self.vision.trim()
 
+    def flush(self) -> None:
+        """Forget what is kept of images."""
+        if self.vision is not None:
+            self.vision.flush()
+
     def check(self) -> None:
         """Verify the decode workspace and the vision cache, where there are such."""
         if self.workspace is not None:
@@ -162,7 +167,7 @@ class ModelRunner:
             image_rows,
         )
         table = self.scheduler.req_to_token.table
-        batch = ForwardBatch(
+        return ForwardBatch(
             input_ids=input_ids,
             positions=position,
             out_slots=table[row, position].to(torch.int64),
@@ -179,10 +184,9 @@ class ModelRunner:
             prefix_lens=prefix_lens,
             cu_seqlens=cu_extends,
             max_extend_len=max((e.stop - e.start for e in step.extends), default=0),
+            image_rows=image_row if image_rows else None,
+            image_features=image_features,
         )
-        if image_features is not None:
-            batch.image_rows, batch.image_features = image_row, image_features
-        return batch
 
     def _images(
         self, extends: Sequence[Extend], first: int

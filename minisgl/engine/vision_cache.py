@@ -76,17 +76,27 @@ class VisionCache:
         return [self._features[name] for name in names]
 
     def trim(self) -> None:
-        """Between steps: forget what is too much, but nothing that a prompt is inside of."""
+        """Between steps: forget what is too much."""
+        self._trim(self.max_bytes)
+
+    def flush(self) -> None:
+        """Between steps: forget all that can be."""
+        self._trim(0)
+
+    def _trim(self, max_bytes: int) -> None:
+        # subtle: never what a prompt is inside of, or one that is cut in chunks would start anew
         self._readers = {
             (req, name): end
             for (req, name), end in self._readers.items()
             if req.row is not None and req.kv_len < end
         }
+        if self.bytes <= max_bytes:
+            return
         needed = {name for _, name in self._readers}
         for name in [name for name in self._features if name not in needed]:
-            if self.bytes <= self.max_bytes:
-                break
             self._forget(name)
+            if self.bytes <= max_bytes:
+                break
 
     def drop(self, req: Req) -> None:
         """`req` ended with NaN, so the features of its images are not to be used again."""
