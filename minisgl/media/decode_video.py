@@ -28,7 +28,8 @@ def decode(
     count = len(video)
     indices = Choice(**choice).of(count, video.get_avg_fps() if count else None, DEFAULT_NUM_FRAMES)
     height, width, _ = video[indices[0]].shape
-    check_pixels(len(indices), height, width, max_pixels, max_video_pixels)
+    check_pixels(1, height, width, max_pixels)
+    check_pixels(len(indices), height, width, max_video_pixels)
     frames = video.get_batch(indices).asnumpy()  # [frames, H, W, 3] uint8
     return {"frames": len(indices), "height": height, "width": width}, frames.tobytes()
 

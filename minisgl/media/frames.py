@@ -71,16 +71,10 @@ class Choice:
         return [k * count // n for k in range(n)]
 
 
-def check_pixels(
-    frames: int, height: int, width: int, max_pixels: int, max_video_pixels: int
-) -> None:
-    """ValueError if so many frames of this size are too much to hold."""
-    if height * width > max_pixels:
-        raise ValueError(
-            f"its frames are {width} x {height}; at most {max_pixels} pixels are allowed"
-        )
-    if frames * height * width > max_video_pixels:
+def check_pixels(frames: int, height: int, width: int, most: int) -> None:
+    """ValueError if so many frames of this size are more than `most` pixels."""
+    if frames * height * width > most:
         raise ValueError(
             f"{frames} frames of {width} x {height} are {frames * height * width} pixels; at most "
-            f"{max_video_pixels} are allowed: take fewer frames"
+            f"{most} are allowed: take fewer frames"
         )

@@ -164,13 +164,11 @@ def _frames(source: Any, choice: Choice, limits: Limits) -> list[PIL.Image.Image
             raise ValueError("give an array [T, H, W, C], or a list of frames")
         case list() | tuple() | np.ndarray():
             return [load_image(source[i], limits).frames[0] for i in choice.of(len(source), None)]
-        case PIL.Image.Image():
-            return animation_frames(source, choice, limits)
         case str() | Path() | bytes() | bytearray() | memoryview():
             encoded = find(_plain(source), limits)
             if is_video_file(_head(encoded)):
                 return file_frames(encoded, choice, limits)
-            return animation_frames(open_picture(read(encoded, limits), limits), choice, limits)
+            return animation_frames(read(encoded, limits), choice, limits)
         case _:
             raise ValueError(
                 f"{type(source).__name__} is no video: give a path, bytes, base64, a data: or "

@@ -32,7 +32,7 @@ def open_picture(data: bytes, limits: Limits) -> PIL.Image.Image:
     Raises:
         ValueError: no picture in one of `FORMATS`, or more pixels than allowed.
     """
-    with _in_words():
+    with in_words():
         try:
             picture = PIL.Image.open(BytesIO(data), formats=FORMATS)
         except PIL.UnidentifiedImageError as error:
@@ -58,7 +58,7 @@ def to_rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
             f'mode "{picture.mode}" holds 32-bit numbers, and which of them is white is unknown: '
             "convert it first, or give an array"
         )
-    with _in_words():
+    with in_words():
         upright = ImageOps.exif_transpose(picture)
         if is_16_bit:
             return _of_16_bits(upright)
@@ -120,7 +120,7 @@ def _to_8_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
     """What goes wrong inside Pillow is a ValueError."""
     try:
         yield

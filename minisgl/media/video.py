@@ -16,7 +16,7 @@ import PIL.Image
 
 from minisgl.media.frames import DEFAULT_NUM_FRAMES, Choice, check_pixels
 from minisgl.media.limits import Limits
-from minisgl.media.rgb import to_rgb
+from minisgl.media.rgb import in_words, open_picture, to_rgb
 from minisgl.media.source import Encoded
 
 DECODE_SECONDS = 300.0  # more than any video takes whose frames fit a context
@@ -98,19 +98,22 @@ def _decoded(file: Path, choice: Choice, limits: Limits) -> list[PIL.Image.Image
     return [PIL.Image.fromarray(frame) for frame in frames]
 
 
-def animation_frames(
-    picture: PIL.Image.Image, choice: Choice, limits: Limits
-) -> list[PIL.Image.Image]:
-    """The chosen frames of a GIF, an animated WebP or PNG; a still picture has one."""
-    count = getattr(picture, "n_frames", 1)
-    fps = _mean_fps(picture, count) if choice.fps is not None else None
+def animation_frames(data: bytes, choice: Choice, limits: Limits) -> list[PIL.Image.Image]:
+    """The chosen frames of a GIF, an animated WebP or PNG; a still picture has one.
+
+    Raises:
+        ValueError: no picture, a broken one, or one without these frames.
+    """
+    picture = open_picture(data, limits)
+    with in_words():
+        count = getattr(picture, "n_frames", 1)
+        fps = _mean_fps(picture, count) if choice.fps is not None else None
     indices = choice.of(count, fps, DEFAULT_NUM_FRAMES)
-    check_pixels(
-        len(indices), picture.height, picture.width, limits.max_pixels, limits.max_video_pixels
-    )
+    check_pixels(len(indices), picture.height, picture.width, limits.max_video_pixels)
     frames = {}
     for i in sorted(set(indices)):  # going back would decode from the first frame again
-        picture.seek(i)
+        with in_words():
+            picture.seek(i)
         frames[i] = to_rgb(picture)
     return [frames[i] for i in indices]
 
@@ -120,5 +123,6 @@ def _mean_fps(picture: PIL.Image.Image, count: int) -> float | None:
     milliseconds = 0.0
     for i in range(count):
         picture.seek(i)
+        picture.load()  # subtle: of a WebP the time is known only then
         milliseconds += picture.info.get("duration", 0)
     return 1000 * count / milliseconds if milliseconds else None
