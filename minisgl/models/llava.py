@@ -40,6 +40,8 @@ _PREFIXES = (
     ("vision_tower.vision_model.", "vision_tower."),  # llava-hf, until transformers 4
     ("model.vision_tower.", "vision_tower."),
     ("vision_tower.", "vision_tower."),  # llava-hf, as transformers 5 writes it
+    ("model.mm_projector.weight", "projector.0.weight"),  # "linear": no nn.Sequential
+    ("model.mm_projector.bias", "projector.0.bias"),
     ("model.mm_projector.", "projector."),
     ("model.multi_modal_projector.linear_1.", "projector.0."),
     ("model.multi_modal_projector.linear_2.", "projector.2."),
@@ -77,8 +79,7 @@ class Projector(nn.Module):
         """Numbered as in the authors' nn.Sequential, where the GELUs are the odd ones."""
         slots: dict[str, WeightSlot] = {}
         for i, layer in enumerate(self.layers):
-            name = f"{prefix}.{2 * i}" if len(self.layers) > 1 else prefix
-            slots.update(layer.weight_slots(name))  # type: ignore[operator]
+            slots.update(layer.weight_slots(f"{prefix}.{2 * i}"))  # type: ignore[operator]
         return slots
 
 
@@ -203,5 +204,7 @@ class LlavaForConditionalGeneration(nn.Module):
                 break
         prefix, _, rest = name.partition(".")
         if prefix == "vision_tower" and not self.vision_tower.needs(rest):
+            return []
+        if prefix == "image_newline" and self.newline is None:  # of a model that makes no rows
             return []
         return [WeightPart(name)]
