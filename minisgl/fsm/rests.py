@@ -273,8 +273,10 @@ class RestTable:
             node = self._node[rest]
             assert node is not None
             if isinstance(node, Repeat) and self._min_length[node.body] >= 1:
-                low, high = min(node.low, left + 1), node.high
-                node = self._repeat(node.body, low, None if high is None or high > left else high)
+                low = min(node.low, left + 1)
+                high = None if node.high is None or node.high > left else node.high
+                if (low, high) != (node.low, node.high):  # else it stays what it is: the same rest
+                    node = self._repeat(node.body, low, high)
             nodes.append(node)
             left -= int(min(self._min_length[node], left))
             rest = self.after[rest]
