@@ -122,15 +122,16 @@ class Steps:
             picture = self._padded(picture)
         if self.shortest_edge is None:
             return picture.resize((self.side, self.side), self.resample)
-        short, long = sorted(picture.size)
-        longer = int(self.shortest_edge * long / short)
-        self._check(picture, self.shortest_edge, longer)
-        width, height = picture.size
-        size = (longer, self.shortest_edge) if width > height else (self.shortest_edge, longer)
-        left, top = (size[0] - self.side) // 2, (size[1] - self.side) // 2
-        return picture.resize(size, self.resample).crop(
-            (left, top, left + self.side, top + self.side)
-        )
+        shorter, longer = sorted(picture.size)
+        width = height = self.shortest_edge
+        if picture.width > picture.height:
+            width = int(width * longer / shorter)
+        else:
+            height = int(height * longer / shorter)
+        self._check(picture, width, height)
+        left, top = (width - self.side) // 2, (height - self.side) // 2
+        resized = picture.resize((width, height), self.resample)
+        return resized.crop((left, top, left + self.side, top + self.side))
 
     def _padded(self, picture: Image.Image) -> Image.Image:
         width, height = picture.size
