@@ -7,6 +7,7 @@ request never reaches the engine and the next one is served.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from minisgl.detokenizer import Detokenizer
@@ -97,7 +98,7 @@ class Door:
         """The prompt's ids and tokens, checked: not empty, in the vocabulary, an image for each
         placeholder, and with room for one more if it is to be answered."""
         text, images, reader = text_of(prompt), images_of(prompt), self.image_reader
-        ids = self.encode(text) if isinstance(text, str) else [int(i) for i in text]
+        ids = self.encode(text) if isinstance(text, str) else _token_ids(text)
         for i in ids:
             if reader is None or not reader.is_placeholder(i):
                 self._check_id(i, "token id")
@@ -122,3 +123,10 @@ class Door:
     def _check_id(self, i: int, what: str) -> None:
         if not 0 <= i < self.vocab_size:
             raise ValueError(f"{what} {i} is not in the vocabulary [0, {self.vocab_size})")
+
+
+def _token_ids(given: Sequence[int]) -> list[int]:
+    try:
+        return [int(i) for i in given]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"prompt {given!r}: give a text, its token ids, or a Prompt") from error

@@ -148,8 +148,8 @@ class ImageReader:
         if image.is_video and self.video_id is None:
             raise ValueError("this model reads images, and no videos")
         if image.is_video != (placeholder == self.video_id):
-            was, wanted = ("video", "image") if image.is_video else ("image", "video")
-            raise ValueError(f"a {was} is given where the prompt's placeholder is for a {wanted}")
+            was, wanted = ("a video", "an image") if image.is_video else ("an image", "a video")
+            raise ValueError(f"{was} is given where the prompt has the placeholder of {wanted}")
 
     def _pixels(self, image: Image) -> Pixels:
         pixels = self._known.get(image.key)
