@@ -1,13 +1,16 @@
-"""Do the tests of minisgl/cache bite? Break the code one line at a time and see if they notice.
+"""Do the tests bite? Break the code one line at a time and see if they notice.
 
-    python scripts/mutants.py
+    python scripts/mutants.py              # the cache, then Mixtral's kernels and model
+    python scripts/mutants.py --room kernels
 
-Each mutant is a copy of the cache with one change, tested in a temporary directory. The script
+Each mutant is a copy of the code with one change, tested in a temporary directory. The script
 prints a line for each, and exits with 1 if a mutant survives or if the unchanged code fails.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -16,16 +19,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TREE, NODE, POOL, TABLE = "radix_cache.py", "tree_node.py", "kv_pool.py", "req_to_token.py"
+TREE, NODE = "cache/radix_cache.py", "cache/tree_node.py"
+POOL, TABLE = "cache/kv_pool.py", "cache/req_to_token.py"
+ROUTE, SORT, MOE = "kernels/moe_route.py", "kernels/moe_sort.py", "kernels/moe.py"
+MIXTRAL = "models/mixtral.py"
+
+TESTS = {  # room -> the tests of its mutants
+    "cache": [
+        "test_radix_cache.py", "test_radix_model.py", "test_kv_pool.py", "test_req_to_token.py",
+    ],
+    "kernels": ["test_moe.py"],  # interpreted
+    "models": ["test_mixtral.py"],
+}  # fmt: skip
 
 
 class Mutant(NamedTuple):
     """One change: in `file`, the only occurrence of `old` becomes `new`."""
 
     what: str
-    file: str
+    file: str  # in minisgl/
     old: str
     new: str
+
+    @property
+    def room(self) -> str:
+        return self.file.split("/")[0]
 
 
 MUTANTS = [
@@ -136,31 +154,55 @@ MUTANTS = [
     Mutant(
         "a freed row is lost", TABLE, "heapq.heappush(self._free, row)", "heapq.heapify(self._free)"
     ),
+    Mutant("of equal experts the last wins", ROUTE, "e[None, :] < e[:", "e[None, :] > e[:"),
+    Mutant("a NaN is the best of all", ROUTE, "tl.where(p == p, p, 0.0)", "p"),
+    Mutant("weights do not sum to 1", ROUTE, "p / total, mask", "p, mask"),
+    Mutant("a lane that is no expert counts", ROUTE, 'logits, -float("inf"))', "logits, 0.0)"),
+    Mutant("the rest of D is dropped", ROUTE, "range(0, D, BLOCK_D)", "range(0, D - 7, BLOCK_D)"),
+    Mutant("padding names a pair", SORT, "tl.zeros([BLOCK], tl.int32) + N", "padding * 0"),
+    Mutant("idle tiles are not marked", SORT, "tl.where(me == E - 1, most, end)", "end"),
+    Mutant(
+        "each chunk begins anew", SORT, "placed += tl.sum(is_mine", "placed += 0 * tl.sum(is_mine"
+    ),
+    Mutant("tiles overlap", SORT, "size = (count + BLOCK - 1) // BLOCK", "size = count // BLOCK"),
+    Mutant("more tiles than can be", SORT, "num_experts * (block - 1)", "num_experts * block"),
+    Mutant("up is gate", MOE, "(expert * 2 * I + I + i)", "(expert * 2 * I + i)"),
+    Mutant("a pair reads another token", MOE, "(p // K)[:, None]", "(p % (N // K))[:, None]"),
+    Mutant("padding is stored", MOE, "    mask = (p < N)[:, None] & (i < I)", "    mask = (i < I)"),
+    Mutant("the router's weights do not count", MOE, "y += weight * tl", "y += tl"),
+    Mutant("w1 is up", MIXTRAL, "WeightSlot(gate,", "WeightSlot(up,"),
+    Mutant(
+        "a stack's halves are swapped",
+        MIXTRAL,
+        "in rows.items()",
+        "in zip(rows, [*rows.values()][::-1])",
+    ),
+    Mutant("down is cut along its rows", MIXTRAL, "WeightSlot(down, 1,", "WeightSlot(down, 0,"),
 ]
 
 
-def tests_pass(mutant: Mutant | None) -> bool:
-    """Run the cache's tests on a copy of the code with `mutant` in it."""
+def tests_pass(room: str, mutant: Mutant | None) -> bool:
+    """Run the tests of a room on a copy of the code with `mutant` in it."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
-        for part in ("minisgl", "scripts", "tests/cache"):
+        for part in ("minisgl", "scripts", f"tests/{room}"):
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         for part in ("pyproject.toml", "tests/conftest.py"):
             shutil.copy(ROOT / part, copy / part)
         if mutant is not None:
-            path = copy / "minisgl" / "cache" / mutant.file
+            path = copy / "minisgl" / mutant.file
             source = path.read_text(encoding="utf-8")
             if source.count(mutant.old) != 1:
                 raise ValueError(
                     f"{mutant.file} has {source.count(mutant.old)} times {mutant.old!r}"
                 )
             path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
-        tests = [
-            f"tests/cache/test_{name}.py"
-            for name in ("radix_cache", "radix_model", "kv_pool", "req_to_token")
-        ]
+        tests = [f"tests/{room}/{name}" for name in TESTS[room]]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        result = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+        env = os.environ | ({"TRITON_INTERPRET": "1"} if room == "kernels" else {})
+        result = subprocess.run(
+            command, cwd=copy, env=env, capture_output=True, text=True, check=False
+        )
         if result.returncode not in (
             0,
             1,
@@ -169,18 +211,23 @@ def tests_pass(mutant: Mutant | None) -> bool:
         return result.returncode == 0
 
 
-def main() -> int:
-    if not tests_pass(None):
-        print("the tests fail on the code as it is: no mutant can tell anything")
-        return 1
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--room", nargs="+", choices=TESTS, default=[*TESTS])
+    rooms = parser.parse_args(arguments).room
+    for room in rooms:
+        if not tests_pass(room, None):
+            print(f"the tests of {room} fail on the code as it is: no mutant can tell anything")
+            return 1
+    tried = [mutant for mutant in MUTANTS if mutant.room in rooms]
     survivors = 0
-    for mutant in MUTANTS:
-        survives = tests_pass(mutant)
+    for mutant in tried:
+        survives = tests_pass(mutant.room, mutant)
         survivors += survives
         print(
-            f"{'SURVIVES' if survives else 'killed  '}  {mutant.file:16} {mutant.what}", flush=True
+            f"{'SURVIVES' if survives else 'killed  '}  {mutant.file:22} {mutant.what}", flush=True
         )
-    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed")
+    print(f"{len(tried) - survivors} of {len(tried)} mutants killed")
     return 1 if survivors else 0
 
 
