@@ -96,6 +96,7 @@ class Alphabet:
                 size = min(stop, 128) - start
                 self.ascii_of[char_class] = self.ascii_of.get(char_class, 0) + size
         self._ranges: dict[int, Ranges] = {}
+        self._limits: dict[int, bytes] = {}
         self._blocks: dict[BlockName, Block] = {}
         self.root = self._root()
 
@@ -114,6 +115,14 @@ class Alphabet:
                         start = found.pop()[0]
                     found.append((start, stop))
             known = self._ranges[mask] = tuple(found)
+        return known
+
+    def limits(self, mask: int) -> bytes:
+        """The ranges of some classes as an array of int32 in bytes: a key that is hashed once."""
+        known = self._limits.get(mask)
+        if known is None:
+            flat = list(chain.from_iterable(self.ranges(mask)))
+            known = self._limits[mask] = np.array(flat, np.int32).tobytes()
         return known
 
     # ------------------------------------------------------------------ bytes

@@ -126,19 +126,36 @@ class Automaton:
             default=(0, 0, 0),
         )  # fmt: skip
 
+    def wanted(self, state: int) -> int:
+        """The classes that may come next."""
+        wanted = 0
+        for classes in self.edges(state).values():
+            wanted |= classes
+        return wanted
+
     def chain(self, state: int, classes: int, length: int) -> list[int] | None:
         """The states that characters of some classes lead along, from `state` on.
+
+        Those of a count stand for one another: the first of them comes again and again, since on
+        other characters they lead to the same.
 
         At most `length` of them; None if somewhere some of the characters may come, but not all,
         or they don't all lead to the same state.
         """
         chain = [state]
         while len(chain) < length:
-            onward = self.edges(chain[-1])
+            state = chain[-1]
+            counted = self._rests.countdown(self._states[state][1], classes)
+            if counted is not None:
+                count, last = counted
+                chain += [state] * min(count - 1, length)
+                chain.append(self._state((), last))
+                return chain[:length]
+            onward = self.edges(state)
             following = next((t for t, c in onward.items() if not classes & ~c), None)
             if following is None:
                 return None if any(c & classes for c in onward.values()) else chain
-            if following == chain[-1]:
+            if following == state:
                 return chain + [following] * (length - len(chain))
             chain.append(following)
         return chain

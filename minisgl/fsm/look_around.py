@@ -157,6 +157,10 @@ class LookTable(RestTable):
             for failing in product(*matches)
         ]
 
+    def countdown(self, state: Rests, classes: int) -> tuple[int, Rests] | None:
+        """None: a guard may see how many have come."""
+        return None
+
     # ------------------------------------------------------------------ equal as far as one sees
 
     def view(self, state: Rests, reach: int) -> Rests:

@@ -226,6 +226,26 @@ class RestTable:
         """The ways in which a look-around holds here: what each still asks of what follows."""
         raise AssertionError("a pattern that looks around has a LookTable")
 
+    def countdown(self, state: Rests, classes: int) -> tuple[int, Rests] | None:
+        """How many characters of some classes may still come, and what is left when they have.
+
+        None unless the state is that of x{0,n} and something that doesn't begin with an x.  Until
+        the n have come its states are alike in all but how many more may.
+        """
+        for rest in state:
+            repeat, after = self._node[self.after[rest]], self.after[self.after[rest]]
+            if (
+                self.classes[rest] == classes
+                and isinstance(repeat, Repeat)
+                and repeat.low == 0
+                and repeat.high is not None
+                and self._mask.get(repeat.body) == classes
+            ):
+                last = self.open(after)
+                if state - {rest} == last and not any(self.classes[r] & classes for r in last):
+                    return repeat.high + 1, last
+        return None
+
     # ------------------------------------------------------------------ equal as far as one sees
 
     def prune(self, rests: set[int]) -> set[int]:

@@ -7,8 +7,11 @@ So for a set X of characters each token is cut in two, once for all patterns:
     X = [a-z ]        "hello" -> 5 of X and nothing else        " or\\"," -> 3 of X, and then \\",
 
 For a state that X leads along a chain (to itself, or for a count one by one), the tokens wholly
-of X are known by how many the chain takes; only the others' second parts are walked, and nearly
-all of those end at their first byte.
+of X are known by how many the chain takes.  Of the others
+
+- those that end within a character (most of the bytes of an emoji, say) are allowed if it may
+  become one that the state at that place of the chain wants;
+- the rest is walked from there, and nearly all of it ends at its first byte.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
+from minisgl.fsm.automaton import Automaton
+from minisgl.fsm.begun import code_points
 from minisgl.fsm.byte_automaton import ByteAutomaton
-from minisgl.fsm.charset import Ranges
 from minisgl.fsm.mask_bits import set_bits
 from minisgl.fsm.token_arrays import TokenArrays
 
@@ -39,6 +44,10 @@ class Slice:
     whole: Int = field(repr=False)  # tokens of nothing else, shortest first
     num_whole: Int = field(repr=False)  # [longest + 1] how many of them have at most so many
     longest: int  # the most characters of the set in any token
+    # The same of the tokens of the set and then the first bytes of a character:
+    begun: Int = field(repr=False)
+    num_begun: Int = field(repr=False)  # [longest + 1]
+    which: Int = field(repr=False)  # [begun] those bytes, an index into `Slices._may_become`
     # The other tokens, in groups that begin with as many of the set and then with the same byte:
     rest: Int = field(repr=False)
     at: Int = field(repr=False)  # where, in all bytes, that byte stands
@@ -66,12 +75,26 @@ class Slices:
         self._mask_size = 4 * -(-vocab_size // 32)  # bytes
         self._end = np.zeros(vocab_size, np.int64)  # of each id
         self._end[arrays.ids] = arrays.start + arrays.length
+        partial = (arrays.readable < arrays.length).nonzero()[0]
+        ends = [
+            arrays.joined[start:stop].tobytes()
+            for start, stop in zip(
+                (arrays.start + arrays.readable)[partial].tolist(),
+                (arrays.start + arrays.length)[partial].tolist(),
+                strict=True,
+            )
+        ]
+        number = {begun: i for i, begun in enumerate(dict.fromkeys(ends))}
+        self._begun = np.zeros(len(arrays.length), np.int64)  # of each token that has one
+        self._begun[partial] = [number[begun] for begun in ends]
+        self._may_become = np.array([code_points(b) for b in number], np.int64).reshape(-1, 2)
         self.slice = lru_cache(maxsize=32)(self._slice)
+        self._goes_on = lru_cache(maxsize=128)(self._find_going_on)
 
-    def _slice(self, ranges: Ranges) -> Slice:
+    def _slice(self, limits: bytes) -> Slice:
         """The tokens cut after their first characters of a set."""
         arrays = self._arrays
-        edges = np.array(ranges, np.int64).ravel()
+        edges = np.frombuffer(limits, np.int32)
         is_inside = np.searchsorted(edges, arrays.code_points, side="right") % 2 == 1
         outside = (~is_inside[arrays.char]).nonzero()[0][::-1]
         count, offset = arrays.num_chars.copy(), arrays.readable.copy()
@@ -82,7 +105,10 @@ class Slices:
         whole = is_whole.nonzero()[0]
         whole = whole[np.argsort(count[whole], kind="stable")]
         longest = int(count.max(initial=0))
-        rest = (~is_whole).nonzero()[0]
+        is_begun = (offset == arrays.readable) & ~is_whole
+        begun = is_begun.nonzero()[0]
+        begun = begun[np.argsort(count[begun], kind="stable")]
+        rest = (~is_whole & ~is_begun).nonzero()[0]
         group = count[rest] * 256 + arrays.joined[arrays.start[rest] + offset[rest]]
         order = np.argsort(group, kind="stable")
         rest = rest[order]
@@ -91,12 +117,24 @@ class Slices:
             whole=arrays.ids[whole],
             num_whole=np.searchsorted(count[whole], np.arange(longest + 1), side="right"),
             longest=longest,
+            begun=arrays.ids[begun],
+            num_begun=np.searchsorted(count[begun], np.arange(longest + 1), side="right"),
+            which=self._begun[begun],
             rest=arrays.ids[rest],
             at=arrays.start[rest] + offset[rest],
             chars=groups // 256,
             byte=groups % 256,
             first=first,
             size=size,
+        )
+
+    def _find_going_on(self, limits: bytes) -> npt.NDArray[np.bool_]:
+        """Which of the begun characters may become one of a set.  # [begun]"""
+        starts, stops = np.frombuffer(limits, np.int32).reshape(-1, 2).T
+        first, stop = self._may_become.T
+        # The ranges that begin before its end, against those that end before it begins.
+        return (np.searchsorted(starts, stop) > np.searchsorted(stops, first, side="right")) & (
+            first < stop
         )
 
     def _mask(self, piece: Slice, most: int) -> bytearray:
@@ -123,16 +161,27 @@ class Slices:
         chain = automaton.chars.chain(chars, classes, self._longest + 1)
         if chain is None or (size < MIN_ASCII and len(chain) < MIN_SPACES):
             return None
-        piece = self.slice(automaton.chars.alphabet.ranges(classes))
+        piece = self.slice(automaton.chars.alphabet.limits(classes))
         chain = chain[: piece.longest + 1]
         most = len(chain) - 1  # so many characters of the set may follow
         mask = self._mask(piece, most)
+        self._add_begun(mask, automaton.chars, chain, piece)
         along = np.array([automaton.state_of(c) for c in chain], np.int32)
         seen = most + 1
         for ids in self._walk_rest(automaton, along, piece):
             set_bits(mask, ids)
             seen += 1
         return mask, seen
+
+    def _add_begun(self, mask: bytearray, chars: Automaton, chain: list[int], piece: Slice) -> None:
+        """Allow the tokens that end within a character which the chain's states let come."""
+        start = count = 0
+        for state, same in groupby(chain):
+            count += len(list(same))
+            stop = int(piece.num_begun[count - 1])
+            goes_on = self._goes_on(chars.alphabet.limits(chars.wanted(state)))
+            set_bits(mask, piece.begun[start:stop][goes_on[piece.which[start:stop]]])
+            start = stop
 
     def _walk_rest(self, automaton: ByteAutomaton, along: Int32, piece: Slice) -> Iterator[Int]:
         """Which of the other tokens live on, from the states along the chain."""
