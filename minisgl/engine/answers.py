@@ -10,8 +10,6 @@ mailbox: a `Completion`, or an error.
 
 from __future__ import annotations
 
-import time
-
 from minisgl.cache.tree_node import common_prefix_len
 from minisgl.engine.constrained import Constraint, Jump
 from minisgl.engine.handle import Outcome
@@ -58,8 +56,7 @@ class Answers:
         if req.max_tokens == 0:
             self.finish(req, "length")
             return
-        if not req.passes:
-            self._meter.ttft.append(time.perf_counter() - req.submitted_at)
+        self._meter.token_came(req)
         req.passes += 1
         req.output_ids.append(token)
         if logprob is not None:
@@ -182,8 +179,9 @@ class Answers:
     def _post(self, req: Req, text: str, final: int) -> None:
         """More text, and what is new of the first `final` ids."""
         ids = req.output_ids[req.sent : final]
+        logprobs = None if req.params.logprobs is None else req.logprobs[req.sent : final]
         req.sent += len(ids)
-        req.mailbox.add(text, ids)
+        req.mailbox.add(text, ids, logprobs)
 
     def _end(self, req: Req, outcome: Outcome) -> None:
         req.mailbox.end(outcome)

@@ -14,6 +14,8 @@ import sys
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
@@ -237,7 +239,14 @@ class Engine:
         The handle gives the result, or the pieces as they come, to a thread or to a coroutine, and
         can abort.  Errors as `generate`; a bad request raises here.
         """
-        return self._start(self._make_one(prompt, params))
+        return self._start([self._make_one(prompt, params)])[0]
+
+    def submit_all(
+        self, prompt: AnyPrompt | Sequence[AnyPrompt], params: Params = None
+    ) -> list[Handle]:
+        """`submit`, for many: a handle for each answer that `generate` would return, in its order.
+        They start together, so what their prompts share is computed once."""
+        return self._start(self._make_all(prompt, params))
 
     def stream(self, prompt: AnyPrompt, params: SamplingParams | None = None) -> Handle:
         """Complete one prompt piece by piece: `for chunk in engine.stream(...)`.
@@ -250,7 +259,7 @@ class Engine:
         self, prompt: AnyPrompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """`stream` for a coroutine: `async for chunk in engine.astream(...)`."""
-        handle = self._start(await asyncio.to_thread(self._make_one, prompt, params))
+        (handle,) = self._start([await asyncio.to_thread(self._make_one, prompt, params)])
         try:
             async for chunk in handle:
                 yield chunk
@@ -327,11 +336,15 @@ class Engine:
             raise ValueError(f"n={params.n}: a handle is one answer; submit {params.n} times")
         return self.door.make(prompt, params)
 
-    def _start(self, req: Req) -> Handle:
-        # In this order, so that whatever interrupts the submission drops the handle.
-        handle = Handle(req.id, req.mailbox, lambda: self.loop.abort(req))
-        self.loop.submit([req])
-        return handle
+    def _start(self, reqs: Sequence[Req]) -> list[Handle]:
+        # In this order, so that whatever interrupts the submission drops the handles.
+        handles = [Handle(req, partial(self._abort, req)) for req in reqs]
+        self.loop.submit(reqs)
+        return handles
+
+    def _abort(self, req: Req) -> None:
+        """For handles, which hold their engine by it."""
+        self.loop.abort(req)
 
     def _make_all(self, prompt: AnyPrompt | Sequence[AnyPrompt], params: Params) -> list[Req]:
         prompts = as_list(prompt)
@@ -375,6 +388,11 @@ class Engine:
     def check(self) -> None:
         """Verify that every slot is accounted for (AssertionError names what is not)."""
         self.call(self.loop.check)
+
+    @property
+    def ended(self) -> Future[None]:
+        """Done when the engine has ended; its exception is why, unless it was closed."""
+        return self.loop.ended
 
     def close(self) -> None:
         """Stop.  Requests under way end with an `EngineError`.  A second call does nothing."""

@@ -13,8 +13,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from typing import TYPE_CHECKING
 
-from minisgl.engine.output import Chunk, Completion
+from minisgl.engine.output import Chunk, Completion, TokenLogprob
+
+if TYPE_CHECKING:
+    from minisgl.engine.req import Req
 
 Outcome = Completion | BaseException
 
@@ -26,6 +30,7 @@ class Mailbox:
         self._changed = threading.Condition()
         self._text: list[str] = []
         self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None  # None: nobody asked
         self._outcome: Outcome | None = None
         self._end_was_read = False
         self._readers = 0  # threads that wait for a piece, not only for the end
@@ -37,11 +42,14 @@ class Mailbox:
         """The end, once it has come."""
         return self._outcome
 
-    def add(self, text: str, ids: list[int]) -> None:
+    def add(self, text: str, ids: list[int], logprobs: list[TokenLogprob] | None = None) -> None:
         """One more piece; never blocks."""
         with self._changed:
             self._text.append(text)
             self._ids += ids
+            if logprobs is not None:
+                self._logprobs = self._logprobs or []
+                self._logprobs += logprobs
             if self._readers:
                 self._changed.notify_all()
             self._wake(at_end=False)
@@ -102,16 +110,16 @@ class Mailbox:
     def _take(self) -> Chunk | None:
         if self._end_was_read:
             return None
-        text, ids = "".join(self._text), self._ids
+        text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         outcome = self._outcome
-        self._text, self._ids = [], []
+        self._text, self._ids, self._logprobs = [], [], None
         if isinstance(outcome, BaseException):
             if ids:
-                return Chunk(text, ids)  # the error comes with the next read
+                return Chunk(text, ids, None, logprobs)  # the error comes with the next read
             self._end_was_read = True
             raise outcome
         self._end_was_read = outcome is not None
-        return Chunk(text, ids, outcome)
+        return Chunk(text, ids, outcome, logprobs)
 
     def _waker(self, *, at_end: bool) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -148,12 +156,22 @@ class Handle(Iterator[Chunk], AsyncIterator[Chunk], Awaitable[Completion]):
         handle.abort()                      leave; what is there so far is the result
 
     Whoever drops a handle that has not ended aborts the request: nobody could read it any more.
+
+    Attributes:
+        prompt_tokens: those of images included.
     """
 
-    def __init__(self, request_id: int, mailbox: Mailbox, abort: Callable[[], None]) -> None:
-        self.request_id = request_id
-        self._mailbox = mailbox
+    def __init__(self, req: Req, abort: Callable[[], None]) -> None:
+        self.request_id = req.id
+        self.prompt_tokens = len(req.prompt_ids)
+        self._req = req
+        self._mailbox = req.mailbox
         self._abort = abort
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, found in the radix cache; 0 while the request waits."""
+        return self._req.cached_tokens
 
     @property
     def is_done(self) -> bool:

@@ -59,7 +59,12 @@ _CLOSE = None  # in the inbox: the last thing that is read
 
 
 class EngineLoop:
-    """Owns the thread, and is the only one who touches the scheduler and the model."""
+    """Owns the thread, and is the only one who touches the scheduler and the model.
+
+    Attributes:
+        ended: done when the thread has ended and everybody has heard of it; its exception is the
+            `EngineError` that they got, unless it was closed.
+    """
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, trace: Trace | None = None
@@ -73,6 +78,7 @@ class EngineLoop:
         self._lock = threading.Lock()  # nobody submits between the end and the last words
         self._has_ended = False
         self._fault: BaseException | None = None  # what ended it, unless that was `close`
+        self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="minisgl-engine", daemon=True)
         self._thread.start()
 
@@ -154,6 +160,8 @@ class EngineLoop:
             ttft_p99=percentile(m.ttft, 99),
             step_p50=percentile(m.step, 50),
             step_p99=percentile(m.step, 99),
+            first_token=m.first_token.histogram,
+            inter_token=m.inter_token.histogram,
             images=vision.lookups if vision else 0,
             encoded_images=vision.misses if vision else 0,
             vision_bytes=vision.bytes if vision else 0,
@@ -253,3 +261,7 @@ class EngineLoop:
                 self.trace.end(req, "error")
             self.trace.close()
         self.answers.live.clear()
+        if fault is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(self._why_ended())

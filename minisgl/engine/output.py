@@ -85,6 +85,7 @@ class Chunk:
     text: str
     token_ids: list[int]
     completion: Completion | None = None
+    logprobs: list[TokenLogprob] | None = None  # of token_ids, one each; None: not asked for
 
     @property
     def finish_reason(self) -> FinishReason | None:

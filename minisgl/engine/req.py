@@ -49,6 +49,7 @@ class Req:
 
     output_ids: list[int] = field(default_factory=list)
     passes: int = 0  # forward passes that gave it a token
+    last_token_at: float = 0.0  # when the last of them did
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of output_ids, if asked for
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """Of the prompt from `params.prompt_logprobs_from` on, as far as they are known."""

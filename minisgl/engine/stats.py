@@ -3,10 +3,57 @@
 from __future__ import annotations
 
 import math
+import time
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl.engine.req import Req
 
 RECENT = 1024  # requests, or steps, that a percentile looks back at
+BOUNDS = tuple(round(m * 10.0**e, 3) for e in range(-3, 2) for m in (1, 2.5, 5))  # seconds
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often a time came, since the start.
+
+    bounds: in seconds, ascending.
+    counts: of times up to each bound and above the one before; last, of those above all bounds.
+    sum: of all times, in seconds.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+class Counter:
+    """Counts times into a `Histogram`.
+
+    >>> counter = Counter((0.1, 1.0))
+    >>> for seconds in (0.05, 0.1, 5.0):
+    ...     counter.add(seconds)
+    >>> counter.histogram
+    Histogram(bounds=(0.1, 1.0), counts=(2, 0, 1), sum=5.15)
+    """
+
+    def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    @property
+    def histogram(self) -> Histogram:
+        """What was counted so far."""
+        return Histogram(self._bounds, tuple(self._counts), self._sum)
 
 
 @dataclass(frozen=True)
@@ -37,6 +84,9 @@ class Stats:
     ttft_p99: float
     step_p50: float  # seconds, of the last 1,024 steps
     step_p99: float
+
+    first_token: Histogram = Counter().histogram  # from submission
+    inter_token: Histogram = Counter().histogram  # between two passes that gave a request tokens
 
     images: int = 0  # that prompts came to in their prefill: not those found in the radix cache
     encoded_images: int = 0  # of images, those that the vision tower ran for
@@ -89,6 +139,18 @@ class Meter:
     busy_seconds: float = 0.0
     ttft: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     step: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    first_token: Counter = field(default_factory=Counter)
+    inter_token: Counter = field(default_factory=Counter)
+
+    def token_came(self, req: Req) -> None:
+        """A pass gave `req` a token, and its `passes` does not count it yet."""
+        now = time.perf_counter()
+        if req.passes:
+            self.inter_token.add(now - req.last_token_at)
+        else:
+            self.ttft.append(now - req.submitted_at)
+            self.first_token.add(now - req.submitted_at)
+        req.last_token_at = now
 
 
 def percentile(values: deque[float], p: float) -> float:

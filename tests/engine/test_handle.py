@@ -122,6 +122,27 @@ class TestHandle:
         assert list(handle) == [Chunk(result.text, result.token_ids, result)]
         assert list(handle) == []
 
+    def test_pieces_bring_the_log_probabilities_of_their_tokens(self, engine: Engine) -> None:
+        handle = engine.submit(PROMPT, greedy(logprobs=2))
+        pieces = list(handle)
+        told = [each for piece in pieces for each in piece.logprobs or ()]
+        assert told == handle.result().logprobs and len(told) == 12
+        assert all(len(piece.logprobs or ()) == len(piece.token_ids) for piece in pieces)
+        assert all(piece.logprobs is None for piece in engine.stream(PROMPT, greedy()))
+
+    def test_many_start_together(self, engine: Engine) -> None:
+        handles = engine.submit_all([PROMPT, "Once"], greedy(4, n=2, seed=1))
+        done = [handle.result(LONG) for handle in handles]
+        assert [one.text for one in done] == [
+            one.text for one in engine.generate([PROMPT, "Once"], greedy(4, n=2, seed=1))
+        ]
+        assert [one.index for one in done] == [0, 1, 0, 1]
+        for handle, one in zip(handles, done, strict=True):
+            assert (handle.prompt_tokens, handle.cached_tokens) == (
+                one.prompt_tokens,
+                one.cached_tokens,
+            )
+
     def test_a_timeout_leaves_the_request_running(self, engine: Engine) -> None:
         with inside_a_step(engine):
             handle = engine.submit(PROMPT, greedy())
@@ -585,6 +606,17 @@ class TestClose:
         del engine
         gc.collect()
         assert not thread.is_alive()
+
+    def test_it_says_when_it_has_ended(self, tiny_model_dir: Path) -> None:
+        engine = fp32(str(tiny_model_dir))
+        assert not engine.ended.done()
+        engine.close()
+        assert engine.ended.result(LONG) is None
+        engine = fp32(str(tiny_model_dir))
+        engine.loop.runner.forward = None  # type: ignore[assignment]
+        with pytest.raises(EngineError, match="not callable"):
+            engine.generate(PROMPT, greedy(4))
+        assert "not callable" in str(engine.ended.exception(LONG))
 
     def test_a_program_that_forgets_to_close_ends(self, tiny_model_dir: Path) -> None:
         program = f"""

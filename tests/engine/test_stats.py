@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from pathlib import Path
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl import Engine, SamplingParams
-from minisgl.engine.stats import percentile
+from minisgl.engine.stats import Histogram, percentile
 
 PROMPT = "What is the capital of France?"
 
@@ -26,7 +25,9 @@ def test_counters_say_what_was_done(tiny_model_dir: Path) -> None:
     with Engine(str(tiny_model_dir), kv_tokens=200) as engine:
         fresh = engine.stats()
         assert (fresh.hit_rate, fresh.tokens_per_second) == (0.0, 0.0)  # not a division by zero
-        assert set(dataclasses.astuple(fresh)) == {0, 200}
+        numbers = {v for v in vars(fresh).values() if not isinstance(v, Histogram)}
+        assert numbers == {0, 200}
+        assert sum(fresh.first_token.counts) == sum(fresh.inter_token.counts) == 0
         done = [engine.generate(PROMPT, greedy(5)) for _ in range(3)]
         s = engine.stats()
     assert (s.requests, s.output_tokens, s.steps) == (3, 15, 15)
@@ -40,6 +41,8 @@ def test_counters_say_what_was_done(tiny_model_dir: Path) -> None:
     assert s.tokens_per_second == pytest.approx(15 / s.busy_seconds)
     assert 0 < s.step_p50 <= s.step_p99 < s.busy_seconds
     assert 0 < s.ttft_p50 <= s.ttft_p99
+    assert (sum(s.first_token.counts), sum(s.inter_token.counts)) == (3, 12)
+    assert 0 < s.first_token.sum + s.inter_token.sum < time.perf_counter() - began
 
 
 def test_the_queue_and_the_slots_of_those_who_run(tiny_model_dir: Path) -> None:
