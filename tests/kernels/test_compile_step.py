@@ -34,6 +34,7 @@ from minisgl.engine.scheduler import Extend, Scheduler, Step
 from minisgl.fsm import Guide, VocabIndex, compile_regex
 from minisgl.models.config import ModelConfig, RopeConfig
 from minisgl.models.llama import LlamaForCausalLM
+from minisgl.models.mixtral import MixtralForCausalLM
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from scripts.compile_driver import CompiledLaunch, compile_only, resources
@@ -41,6 +42,7 @@ from scripts.kernel_inputs import MODELS, Model
 from scripts.kernel_report import broken_limits
 
 META = torch.device("meta")
+EXPERTS = ["route", "sort_by_expert", "moe_up", "moe_down", "moe_sum"]
 SETTINGS = SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.5, logprobs=3)
 
 
@@ -49,7 +51,7 @@ class Runner:
 
     def __init__(self, model: Model, tokenizer: Path, window: int = 0) -> None:
         config = ModelConfig(
-            architecture="LlamaForCausalLM",
+            architecture="MixtralForCausalLM" if model.experts else "LlamaForCausalLM",
             vocab_size=model.vocab,
             hidden_size=model.hidden,
             intermediate_size=model.intermediate,
@@ -61,10 +63,13 @@ class Runner:
             max_position=4096,
             tie_word_embeddings=True,
             rope=RopeConfig(theta=1e4),
+            num_experts=model.experts,
+            experts_per_token=model.experts_per_token,
             sliding_window=window,
         )
         with META:
-            net = LlamaForCausalLM(config).to(torch.bfloat16)
+            kind = MixtralForCausalLM if model.experts else LlamaForCausalLM
+            net = kind(config).to(torch.bfloat16)
         pool = KVPool(9999, 1, model.kv_heads, model.head_dim, torch.bfloat16, META)
         self.scheduler = Scheduler(pool, ReqToToken(32, 4096, META))
         self.runner = ModelRunner(net, self.scheduler, None)
@@ -147,8 +152,9 @@ def test_every_launch_of_a_step_compiles_and_fits(
         runner.mixed()
         assert names(launches) >= {
             "embedding", "rms_norm", "rotary", "kv_store", "extend_attention", "decode_attention",
-            "merge_partials", "linear", "silu_and_mul", "sample", "logprob", "adjust_logits",
+            "merge_partials", "linear", "sample", "logprob", "adjust_logits",
             "tile_tops", "merge_tops", "vocab_mask",
+            *(EXPERTS if MODELS[model].experts else ["silu_and_mul"]),
         }  # fmt: skip
         start = len(launches)
         runner.shared()

@@ -26,6 +26,9 @@ from minisgl.kernels import (
     linear,
     logprob,
     merge_partials,
+    moe,
+    moe_route,
+    moe_sort,
     rms_norm,
     rotary,
     sample,
@@ -36,8 +39,8 @@ from minisgl.kernels import (
 TOKENS = 70_000
 MODULES = [
     activation, adjust_logits, cascade_attention, decode_attention, embedding, extend_attention,
-    kv_store, linear, logprob, merge_partials, rms_norm, rotary, sample, top_tokens,
-    vocab_mask,
+    kv_store, linear, logprob, merge_partials, moe, moe_route, moe_sort, rms_norm, rotary, sample,
+    top_tokens, vocab_mask,
 ]  # fmt: skip
 
 
@@ -94,6 +97,21 @@ def test_many_tokens(plans: list[tuple[int, ...]]) -> None:
     pool, ids = torch.zeros(4, 2, 1, 64, dtype=torch.bfloat16), wide(T, dtype=torch.int32)
     kv_store.kv_store(wide(T, 2, 1, 64), pool, ids)
     assert len(plans) == 7
+    assert_cuda_accepts(plans)
+
+
+@pytest.mark.parametrize("E", [2, 7, 8, 64])
+def test_many_tokens_through_experts(plans: list[tuple[int, ...]], E: int) -> None:
+    x, D, inner = wide(TOKENS, 64), 64, 32
+    weights, experts = moe_route.route(x, wide(E, D), 2)
+    moe.moe(
+        x,
+        weights,
+        experts,
+        torch.empty(E, 2 * inner, D).bfloat16(),
+        torch.empty(E, D, inner).bfloat16(),
+    )
+    assert len(plans) == 5
     assert_cuda_accepts(plans)
 
 
@@ -164,6 +182,19 @@ def test_every_head_dim_has_a_row(
         assert decode_attention.MIN_SPLIT % blocks["BLOCK_N"] == 0
     assert block_sizes.linear_blocks(dtype)["BLOCK_K"] >= 16
     assert block_sizes.linear_small_blocks(dtype)["BLOCK_K"] >= 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("generation", [0, 80, 86, 90])
+def test_every_number_of_pairs_has_a_row(
+    generation: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_sizes, "generation", lambda: generation)
+    for pairs in (1, 16 * 8, 16 * 8 + 1, 64 * 8 + 1, 2**20):
+        blocks = block_sizes.moe_blocks(dtype, pairs, 8)
+        for size in (v for name, v in blocks.items() if name.startswith("BLOCK")):
+            assert size >= 16
+            assert size & (size - 1) == 0
 
 
 def test_a_head_dim_beyond_256_is_refused() -> None:
