@@ -15,6 +15,7 @@ import numpy.typing as npt
 from minisgl.fsm.alphabet import BlockName
 from minisgl.fsm.automaton import Automaton
 
+States = npt.NDArray[np.signedinteger]
 Int32 = npt.NDArray[np.int32]
 
 # Beside a state over characters: how many bytes of any value complete the character that is begun,
@@ -99,9 +100,10 @@ class ByteAutomaton:
         """Whether the bytes that lead here are whole characters."""
         return self._keys[state][1] == 0
 
-    def state_of(self, chars: int) -> int:
-        """The state where `chars` stands at the start of a character."""
-        return self._state(chars, 0)
+    def after_char(self, chars: int, char: int) -> int:
+        """The state after a whole character from a state over characters; 0 if it can't come."""
+        target = self.chars.next(chars, self.chars.alphabet.class_of(char))
+        return 0 if target is None else self._state(target, 0)
 
     def saturated(self, state: int, reach: int) -> int:
         """A state whose next `reach` bytes lead on alike, with counts above that let go."""
@@ -119,7 +121,7 @@ class ByteAutomaton:
         with self.lock:
             return self.chars.view(chars, reach), within
 
-    def rows(self, states: Int32) -> Int32:
+    def rows(self, states: States) -> Int32:
         """The rows of `table` of some states; made if they are missing.  # [N] -> [N]
 
         Making one may replace `table` by a larger one: read it afterwards.

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from minisgl.fsm.byte_automaton import ByteAutomaton
+from minisgl.fsm.byte_automaton import ByteAutomaton, States
 from minisgl.fsm.slices import spread
 from minisgl.fsm.token_arrays import Int, TokenArrays
 
@@ -84,7 +84,8 @@ class TokenTree:
     def _levels_at_once(self, automaton: ByteAutomaton, level: Int) -> Iterator[Int]:
         """The same from a level's nodes and their states on."""  # [N, 2]
         arrays = self._arrays
-        nodes, states = level[:, 0], level[:, 1].astype(np.int32)
+        nodes = level[:, 0]
+        states: States = level[:, 1]
         while len(nodes):
             rows = automaton.rows(states)
             counts = arrays.num_children[nodes]

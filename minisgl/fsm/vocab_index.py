@@ -1,7 +1,7 @@
 """What a model's vocabulary is to its masks: made once, and shared by all patterns.
 
 The tokens that a state allows are found over a tree of them (token_tree.py), or where a pattern
-allows nearly all, from what is known of sets of characters (slices.py).  Masks that are equal,
+allows nearly all, from what is known of sets of characters (wide_walk.py).  Masks that are equal,
 be it of different patterns, are one row of a table, so that a batch only says which rows it needs.
 """
 
@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
 from minisgl.fsm.mask_bits import clear_bits, set_bits
-from minisgl.fsm.slices import Slices
 from minisgl.fsm.token_arrays import Int, token_arrays
 from minisgl.fsm.token_tree import TokenTree
 from minisgl.fsm.vocab_cache import cached
+from minisgl.fsm.wide_walk import WideWalk
 
 Row = npt.NDArray[np.int32]
 
@@ -62,7 +62,7 @@ class VocabIndex:
         ]  # fmt: skip
         self._arrays = cached(self._bytes, cache) if cache else token_arrays(self._bytes)
         self._tree = TokenTree(self._arrays)
-        self._slices = Slices(self._arrays, self.vocab_size)
+        self._wide = WideWalk(self._arrays, self.vocab_size)
         self.reach = int(self._arrays.length.max(initial=0))
         self.rows: Row = np.zeros((16, self.num_words), np.int32)
         self.num_rows = 0
@@ -94,7 +94,7 @@ class VocabIndex:
 
         States that differ further on have the same tokens.
         """
-        wide = self._slices.walk(automaton, state)
+        wide = self._wide.mask(automaton, state)
         if wide is not None:
             return wide
         mask = bytearray(4 * self.num_words)

@@ -1,0 +1,115 @@
+"""Masks of wide states, where nearly every token is allowed.
+
+Within a string, walking the tree of all tokens again for each state is a waste: the states differ
+only in how many more characters may come, and in what may end it.  So if the characters of a set X
+lead along a chain (to the same state, or for a count one by one), the tokens cut by X (slices.py)
+tell nearly all:
+
+- those wholly of X are allowed if the chain takes as many;
+- those that go on with the first bytes of a character (an emoji's, say), if they may become one
+  that is wanted at that place of the chain;
+- and those that go on with another character are walked if it is wanted there: few are.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+
+from minisgl.fsm.byte_automaton import ByteAutomaton, States
+from minisgl.fsm.mask_bits import set_bits
+from minisgl.fsm.slices import Slice, Slices, spread
+from minisgl.fsm.token_arrays import Int, TokenArrays
+
+MIN_ASCII = 16  # characters of ASCII that make a set a wide one
+MIN_SPACES = 8  # a set with the space in it is one if so many may follow: runs of spaces are long
+
+
+class WideWalk:
+    """Finds the masks of wide states.
+
+    Args:
+        arrays: of the vocabulary.
+        vocab_size: how many ids it has.
+    """
+
+    def __init__(self, arrays: TokenArrays, vocab_size: int) -> None:
+        self._arrays = arrays
+        self._slices = Slices(arrays, vocab_size)
+        self._end = np.zeros(vocab_size, np.int64)  # of each id, in the bytes of all
+        self._end[arrays.ids] = arrays.start + arrays.length
+
+    def mask(self, automaton: ByteAutomaton, state: int) -> tuple[bytearray, int] | None:
+        """The mask of the tokens that may come next, and how many bytes the walk looked at.
+
+        None if no edge is wide.
+        """
+        if not automaton.starts_character(state):
+            return None
+        chars = automaton.chars
+        place = automaton.chars_of(state)
+        size, _, classes = chars.widest_edge(place)
+        has_space = classes >> chars.alphabet.class_of(ord(" ")) & 1
+        if size < MIN_ASCII and not (size and has_space):
+            return None
+        chain = chars.chain(place, classes, self._slices.longest + 1)
+        if chain is None or (size < MIN_ASCII and len(chain) < MIN_SPACES):
+            return None
+        piece = self._slices.slice(chars.alphabet.limits(classes))
+        chain = chain[: piece.longest + 1]
+        most = len(chain) - 1  # so many characters of the set may follow
+        mask = self._slices.mask(piece, most)
+        members, states = self._go_on(mask, automaton, chain, piece)
+        levels = self._finish(mask, automaton, piece.rest[members], piece.at[members], states)
+        return mask, most + 1 + levels
+
+    def _go_on(
+        self, mask: bytearray, automaton: ByteAutomaton, chain: list[int], piece: Slice
+    ) -> tuple[Int, States]:
+        """Allow what ends within a character, and find what has a wanted one after the set's.
+
+        Returns:
+            Members of `piece.rest`, and the state of each after that character.  # [N], [N]
+        """
+        chars, code_points = automaton.chars, self._arrays.code_points
+        members = [np.zeros(0, np.int64)]
+        states = [np.zeros(0, np.int64)]
+        length = begun = group = 0
+        for place, same in groupby(chain):
+            length += len(list(same))
+            wanted = chars.alphabet.limits(chars.wanted(place))
+            here = slice(begun, begun := int(piece.num_begun[length - 1]))
+            begins = self._slices.begins(wanted)[piece.which[here]]
+            set_bits(mask, piece.begun[here][begins])
+            here = slice(group, group := int(piece.num_groups[length - 1]))
+            alive = here.start + self._slices.contains(wanted)[piece.char[here]].nonzero()[0]
+            if len(alive):
+                distinct, which = np.unique(piece.char[alive], return_inverse=True)
+                after = np.array([
+                    automaton.after_char(place, char) for char in code_points[distinct].tolist()
+                ])  # fmt: skip
+                members.append(spread(piece.first[alive], piece.size[alive]))
+                states.append(np.repeat(after[which], piece.size[alive]))
+        return np.concatenate(members), np.concatenate(states)
+
+    def _finish(
+        self, mask: bytearray, automaton: ByteAutomaton, tokens: Int, at: Int, states: States
+    ) -> int:
+        """Allow the tokens that live on to their end, from their state at some byte.
+
+        Returns:
+            How many bytes further it looked.
+        """
+        levels = 0
+        while len(tokens):
+            levels += 1
+            done = at == self._end[tokens]
+            set_bits(mask, tokens[done])
+            going = (~done).nonzero()[0]
+            tokens, at, states = tokens[going], at[going], states[going]
+            rows = automaton.rows(states)
+            states = automaton.table[rows, self._arrays.joined[at]]
+            alive = states.nonzero()[0]
+            tokens, at, states = tokens[alive], at[alive] + 1, states[alive]
+        return levels
