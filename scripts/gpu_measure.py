@@ -27,6 +27,10 @@ GOALS = {  # ratio to the yardstick: bandwidth of a copy, or the vendor's kernel
     "linear": 0.75,
     "route": 0.30,  # a token's row is read once, the router's rows by every token
     "moe": 0.60,
+    "layer_norm": 0.80,
+    "add_layer_norm": 0.80,
+    "gelu": 0.85,
+    "pool_grid": 0.60,
     "extend_attention": 0.85,
     "decode_attention": 0.75,
     "cascade_attention": 0.40,  # of reading each different key once

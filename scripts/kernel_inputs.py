@@ -24,7 +24,7 @@ class Model:
     heads: int
     kv_heads: int
     head_dim: int
-    vocab: int
+    vocab: int  # 0: a vision tower
     experts: int = 0  # 0: one MLP, as wide as each of the experts
     experts_per_token: int = 0
 
@@ -43,8 +43,13 @@ MODELS = {
         Model("mixtral-8x7b", 4096, 14336, 32, 8, 128, 32000, experts=8, experts_per_token=2),
     )
 }
+TOWERS = {
+    tower.name: tower
+    for tower in (Model("clip-l-336", 1024, 4096, 16, 16, 64, vocab=0),)  # LLaVA's eye
+}
 TINY = Model("tiny", 64, 96, 4, 2, 16, 320)
 TINY_MIXTRAL = Model("tiny-mixtral", 64, 96, 4, 2, 16, 320, experts=5, experts_per_token=2)
+TINY_TOWER = Model("tiny-tower", 32, 48, 2, 2, 16, vocab=0)
 
 
 @dataclass

@@ -28,12 +28,25 @@ from scripts.kernel_cases import (
 )
 from scripts.kernel_inputs import MODELS, TINY, TINY_MIXTRAL, Case, Maker, Model
 from scripts.moe_cases import moe_case, route_case
+from scripts.vision_cases import (
+    add_layer_norm_case,
+    gelu_case,
+    layer_norm_case,
+    pool_grid_case,
+    tower_cases,
+)
 
 
 def model_cases(
     make: Maker, model: Model, *, prompt: int = 512, requests: int = 4, batch: int = 16
 ) -> Iterator[Case]:
-    """Every kernel of one model: a prefill of `requests` prompts and a decode step of `batch`."""
+    """Every kernel of one model: a prefill of `requests` prompts and a decode step of `batch`.
+
+    Of a vision tower: a pass of as many tiles as one image may have.
+    """
+    if not model.vocab:
+        yield from tower_cases(make, model)
+        return
     prefill = prompt * requests
     for tokens in (prefill, batch):
         yield rms_norm_case(make, model, tokens)
@@ -97,6 +110,9 @@ def edge_cases(
     small = MODELS["smollm2-135m"] if make.device != "cpu" else TINY
     for build in (rms_norm_case, add_rms_norm_case, rotary_case, silu_and_mul_case, embedding_case):
         yield build(make, small, tokens)
+    for of_tower in (layer_norm_case, add_layer_norm_case, gelu_case):
+        yield of_tower(make, small, tokens)
+    yield pool_grid_case(make, small, tokens // 16, side=8)
     yield linear_case(make, "o", tokens, small.hidden, small.hidden)
     mixtral = MODELS["mixtral-8x7b"] if make.device != "cpu" else TINY_MIXTRAL
     yield route_case(make, mixtral, tokens)
@@ -132,6 +148,9 @@ def speed_cases(
     make: Maker, model: Model, *, tokens: int = 8192, length: int = 4096, batch: int = 32
 ) -> Iterator[Case]:
     """Large enough that a kernel's time is its work, and the small shapes of one decode step."""
+    if not model.vocab:
+        yield from tower_cases(make, model, images=max(1, tokens // 577))
+        return
     yield rms_norm_case(make, model, tokens)
     yield add_rms_norm_case(make, model, tokens)
     yield rotary_case(make, model, tokens)

@@ -252,7 +252,8 @@ def extend_attention(
     request.  window > 0: each query sees only the last `window` keys, itself included.
     The pool may have another dtype than q and kv: the products are q's, and the new keys and values
     are first rounded to the pool's, so that a prompt has one answer, cached or not, whole or in
-    chunks.  Returns a new contiguous [T, H, D] of q's dtype.
+    chunks.  Where nothing is ever cached, as in a vision tower, the pool may be empty: `kv[:0]`.
+    Returns a new contiguous [T, H, D] of q's dtype.
     """
     T, H, D = q.shape
     KV = kv.shape[2]

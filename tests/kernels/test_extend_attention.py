@@ -134,6 +134,14 @@ def test_not_causal(extend: int) -> None:
     assert_near(run(case, causal=False), exact(case, causal=False))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_images_need_no_pool(dtype: torch.dtype) -> None:
+    """As a vision tower calls it: nothing is cached, and the pool is no slot of the new keys."""
+    case = make([0, 0], [17, 17], H=2, KV=2, dtype=dtype)
+    bare = case._replace(pool=case.kv[:0], table=torch.zeros_like(case.table[:, :1]))
+    assert_near(run(bare, causal=False), exact(case, causal=False))
+
+
 def test_which_slots_hold_the_prefix_does_not_matter() -> None:
     case = make([18, 3], [5, 2], dtype=torch.float16)
     order = torch.randperm(len(case.pool)).to(DEVICE)
