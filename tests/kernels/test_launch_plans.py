@@ -22,13 +22,16 @@ from minisgl.kernels import (
     decode_attention,
     embedding,
     extend_attention,
+    gelu,
     kv_store,
+    layer_norm,
     linear,
     logprob,
     merge_partials,
     moe,
     moe_route,
     moe_sort,
+    pool_grid,
     rms_norm,
     rotary,
     sample,
@@ -39,8 +42,8 @@ from minisgl.kernels import (
 TOKENS = 70_000
 MODULES = [
     activation, adjust_logits, cascade_attention, decode_attention, embedding, extend_attention,
-    kv_store, linear, logprob, merge_partials, moe, moe_route, moe_sort, rms_norm, rotary, sample,
-    top_tokens, vocab_mask,
+    gelu, kv_store, layer_norm, linear, logprob, merge_partials, moe, moe_route, moe_sort,
+    pool_grid, rms_norm, rotary, sample, top_tokens, vocab_mask,
 ]  # fmt: skip
 
 
@@ -89,14 +92,18 @@ def test_many_tokens(plans: list[tuple[int, ...]]) -> None:
     x, w = wide(T, 64), torch.zeros(64, dtype=torch.bfloat16)
     rms_norm.rms_norm(x, w, 1e-5)
     rms_norm.add_rms_norm(x, x, w, 1e-5)
+    layer_norm.layer_norm(x, w, w, 1e-5)
+    layer_norm.add_layer_norm(x, x, w, w, 1e-5)
     activation.silu_and_mul(x)
+    gelu.gelu(x, quick=True)
+    pool_grid.pool_grid(wide(T, 4, 64), 2, 2, "average")
     embedding.embedding(wide(T, dtype=torch.int64), torch.zeros(8, 64))
     linear.linear(x, torch.zeros(8, 64, dtype=torch.bfloat16))
     table = wide(T, 64, dtype=torch.float32)
     rotary.rotary_(wide(T, 2, 64), table, table)
     pool, ids = torch.zeros(4, 2, 1, 64, dtype=torch.bfloat16), wide(T, dtype=torch.int32)
     kv_store.kv_store(wide(T, 2, 1, 64), pool, ids)
-    assert len(plans) == 7
+    assert len(plans) == 11
     assert_cuda_accepts(plans)
 
 
