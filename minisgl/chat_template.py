@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -35,6 +36,10 @@ _NAMED = (
     "cls_token",
     "mask_token",
 )
+
+
+PLACEHOLDERS = {"image": "<image>", "video": "<video>"}  # of every model that sees
+_MARK = "\ufdd0"  # a noncharacter: no template prints it by itself
 
 
 class Encoder(Protocol):
@@ -76,6 +81,7 @@ class ChatTemplate:
         self.source = _default_of(config.get("chat_template"))
         named = {name: _content(config.get(name)) for name in _NAMED}
         self._named = {name: text for name, text in named.items() if text is not None}
+        self.bos_token = self._named.get("bos_token")
         try:
             self._template = _environment().from_string(self.source)
         except jinja2.TemplateError as error:
@@ -89,6 +95,10 @@ class ChatTemplate:
             messages: dicts with "role" and "content", the oldest first.
             add_generation_prompt: end where the assistant's answer begins.
 
+        The content of a message is a text, or a list of parts for a model that sees: {"type":
+        "image"}, {"type": "video"}, {"type": "text", "text": "..."}.  A template that knows texts
+        only prints the placeholder of an image in a line of its own, as LLaVA was trained.
+
         Raises:
             ValueError: no message, not a message, or the template refuses them (its own words).
         """
@@ -100,19 +110,50 @@ class ChatTemplate:
                     f"{message!r} is not a message: "
                     'give {"role": "user", "content": "..."}, with any role the model knows'
                 )
+        messages = [self._with_content(message) for message in messages]
         try:
-            return self._template.render(
-                messages=[{k: v for k, v in m.items() if v is not None} for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,  # defined, as templates expect of `transformers`
-                documents=None,
-                **self._named,
-            )
+            return self._render(messages, add_generation_prompt=add_generation_prompt)
         except (jinja2.TemplateError, TypeError) as error:
             roles = ", ".join(m["role"] for m in messages)
             raise ValueError(
                 f"the model's chat template refuses these messages (roles: {roles}): {error}"
             ) from error
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        return self._template.render(
+            messages=[{k: v for k, v in m.items() if v is not None} for m in messages],
+            add_generation_prompt=add_generation_prompt,
+            tools=None,  # defined, as templates expect of `transformers`
+            documents=None,
+            **self._named,
+        )
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether it prints the parts of a content that is a list; else it would print what Python
+        prints for a list."""
+        printed = self._probe([{"type": "text", "text": _MARK}])
+        return _MARK in printed and "'type'" not in printed and '"type"' not in printed
+
+    @cached_property
+    def _takes_parts_only(self) -> bool:
+        """Whether it prints nothing of a content that is a text, since it loops over parts."""
+        return self._takes_parts and _MARK not in self._probe(_MARK)
+
+    def _probe(self, content: Any) -> str:
+        try:
+            return self._render([{"role": "user", "content": content}])
+        except (jinja2.TemplateError, TypeError):
+            return ""
+
+    def _with_content(self, message: Message) -> Message:
+        """The message, its content in a form that the template prints."""
+        content = message.get("content")
+        if isinstance(content, str) and self._takes_parts_only:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list) and not self._takes_parts:
+            return {**message, "content": "".join(map(_text_of, content))}
+        return message
 
     def encode(
         self,
@@ -138,6 +179,16 @@ class ChatTemplate:
         if bos is not None and tokenizer.adds_bos and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+
+def _text_of(part: Mapping[str, Any]) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "image" | "video" as kind}:
+            return f"{PLACEHOLDERS[kind]}\n"
+        case _:
+            raise ValueError(f"{part!r} is no part of a message: give a text, an image or a video")
 
 
 class _Quote:
@@ -241,15 +292,24 @@ def _tojson(
 
 def _read_config(path: Path) -> dict[str, Any]:
     config: dict[str, Any] = {}
-    for file in (path / "special_tokens_map.json", path / "tokenizer_config.json"):
-        if file.is_file():
-            try:
-                config |= json.loads(file.read_text(encoding="utf-8"))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{file} can't be read ({error}): fetch it anew") from error
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        config |= _read_json(path / name)
+    # A model that sees has a processor, whose template comes before its tokenizer's.
+    for name in ("processor_config.json", "chat_template.json"):
+        processor = _read_json(path / name)
+        config |= {key: processor[key] for key in processor if key == "chat_template"}
     if (path / "chat_template.jinja").is_file():
         config["chat_template"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     return config
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} can't be read ({error}): fetch it anew") from error
 
 
 def _default_of(template: object) -> str:

@@ -11,6 +11,7 @@ image is not.  Why one key for all of an image's tokens: docs/decisions.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from minisgl.models.llava_config import LlavaConfig
 
 NARROW = 2**64  # content keys are never less, token ids always are
+PLACEHOLDER = "<image>"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class ImageReader:
     """How a model's prompts take images.
 
     image_id: the placeholder's token id; negative where the model's tokenizer has no such token,
-        and "<image>" in a text is looked for before it is tokenized.
+        and `PLACEHOLDER` in a text is looked for before it is tokenized.
     video_id: the same for videos; None: the model reads none.
     """
 
@@ -104,15 +106,33 @@ class ImageReader:
         processor = ImageProcessor.from_dir(path, config)
         return ImageReader(tokenizer, processor, config.image_token_id, config.video_token_id)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, its placeholders among them."""
-        if self.image_id >= 0:
-            return self.tokenizer.encode(text)
-        first, *others = text.split("<image>")
-        ids = self.tokenizer.encode(first)
-        for part in others:
-            ids += [self.image_id, *self.tokenizer.encode(part, add_special_tokens=False)]
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        as_text: Sequence[tuple[int, int]] = (),
+    ) -> list[int]:
+        """The ids of `text`, its placeholders among them; as `Tokenizer.encode`."""
+        ids: list[int] = []
+        start = 0
+        for stop in [*self._placeholders(text, as_text), len(text)]:
+            if start:
+                ids.append(self.image_id)
+            ids += self.tokenizer.encode(
+                text[start:stop],
+                add_special_tokens=add_special_tokens and not start,
+                as_text=[(a - start, b - start) for a, b in as_text],
+            )
+            start = stop + len(PLACEHOLDER)
         return ids
+
+    def _placeholders(self, text: str, as_text: Sequence[tuple[int, int]]) -> list[int]:
+        """Where they begin that the tokenizer doesn't know."""
+        if self.image_id >= 0:
+            return []
+        found = [match.start() for match in re.finditer(PLACEHOLDER, text)]
+        return [at for at in found if not any(a <= at < b for a, b in as_text)]
 
     def is_placeholder(self, token: int) -> bool:
         """Whether an image or a video stands there."""

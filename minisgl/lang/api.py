@@ -175,15 +175,37 @@ def select(
 
 
 def image(source: Any) -> ir.Image:
-    """A picture: a path, a URL, the bytes of a file, or a `PIL.Image`."""
+    """A picture: a path, an http(s) or data: URL, base64, the bytes of a file, a PIL image or an
+    array."""
     return ir.Image(source)
 
 
-def video(path: str, num_frames: int) -> ir.Video:
-    """`num_frames` pictures of the video in a file."""
-    if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
+def video(
+    source: Any,
+    num_frames: int | None = None,
+    *,
+    fps: float | None = None,
+    indices: Sequence[int] | None = None,
+) -> ir.Video:
+    """Frames of a video: a file, in the forms of `image`, or a list of frames.
+
+    Args:
+        source: see `minisgl.media.Video`.
+        num_frames: so many, evenly from the first on.
+        fps: so many a second.
+        indices: these.
+
+    Raises:
+        ValueError: more than one of the three, or a number that can't be.
+    """
+    given = [value for value in (num_frames, fps, indices) if value is not None]
+    if len(given) > 1:
+        raise ValueError("num_frames, fps and indices: give one of them")
+    if num_frames is not None and (
+        isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1
+    ):
         raise ValueError(f"num_frames={num_frames!r}: give a whole number of at least 1")
-    return ir.Video(path, num_frames)
+    return ir.Video(source, num_frames, fps, None if indices is None else tuple(indices))
 
 
 def role(name: str, value: object = "") -> ir.Chain:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from minisgl.chat_template import ChatTemplate
+from minisgl.chat_template import PLACEHOLDERS, ChatTemplate
 
 Roles = tuple[str, ...]
 
@@ -34,6 +34,7 @@ class ChatFormat:
         # A program says the same roles over and over.
         self.before = lru_cache(maxsize=4096)(self._before)
         self.after = lru_cache(maxsize=4096)(self._after)
+        self.mark = lru_cache(maxsize=2)(self._mark)
 
     def _before(self, roles: Roles) -> str:
         """What comes before the words of the last of `roles`, after what `after` said of the one
@@ -67,6 +68,19 @@ class ChatFormat:
         except ValueError:
             self._around(roles)  # so it is allowed, if someone follows
             return ""
+
+    def _mark(self, kind: str) -> str:
+        """What stands for an "image" or a "video": its placeholder, and perhaps a new line."""
+        words, placeholder = {"type": "text", "text": "\ufdd0"}, PLACEHOLDERS[kind]
+        try:
+            before, shown = (
+                self._template.render([{"role": "user", "content": parts}]).partition("\ufdd0")[0]
+                for parts in ([words], [{"type": kind}, words])
+            )
+        except ValueError:  # no conversation begins so
+            return placeholder
+        mark = shown.removeprefix(before)
+        return mark if placeholder in mark else placeholder
 
     def _around(self, roles: Roles) -> list[str]:
         """What stands before, between and after the words of `roles`; the last piece belongs to

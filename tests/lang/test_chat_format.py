@@ -277,7 +277,7 @@ class TestImages:
         state = self.run(str(file), file, self.PNG, url, picture)
         first, second = state.messages()
         assert first == {"role": "user", "content": "Look: "}
-        text, *images = second["content"]
+        *images, text = second["content"]
         assert text == {"type": "text", "text": " What is it?"}
         data = "data:image/png;base64," + base64.b64encode(self.PNG).decode()
         urls = [image["image_url"]["url"] for image in images]
@@ -295,7 +295,7 @@ class TestImages:
     )
     def test_what_is_none_is_refused(self, source: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            self.run(source)
+            self.run(source).messages()
 
     def test_branches_see_what_was_shown_before(self) -> None:
         @sgl.function

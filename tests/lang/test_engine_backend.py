@@ -480,7 +480,10 @@ class TestChat:
         toys.sentencepiece(tmp_path, chat_template=toys.MISTRAL, add_bos=adds_bos)
         tokenizer, template = Tokenizer(tmp_path), ChatTemplate(tmp_path)
         backend = object.__new__(EngineBackend)
-        backend.engine = SimpleNamespace(tokenizer=tokenizer, chat_template=template)  # type: ignore
+        door = SimpleNamespace(image_reader=None)
+        backend.engine = SimpleNamespace(  # type: ignore[assignment]
+            tokenizer=tokenizer, chat_template=template, door=door
+        )
         words = ["Hi there </s>", "STOP", "Hi"]
         messages = [
             {"role": role, "content": text}

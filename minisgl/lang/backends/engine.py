@@ -15,13 +15,16 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from minisgl import media
 from minisgl.engine.engine import Engine
 from minisgl.engine.output import Completion, TokenLogprob
+from minisgl.engine.prompt import Prompt
 from minisgl.engine.scoring import join
+from minisgl.lang import ir
 from minisgl.lang.backends.base import Answer, Backend
 from minisgl.lang.chat_format import ChatFormat
 from minisgl.lang.choices import Tokens
-from minisgl.lang.context import Context
+from minisgl.lang.context import Context, Shown
 from minisgl.sampling import SamplingParams
 
 __all__ = ["Engine", "EngineBackend", "Runtime"]
@@ -40,6 +43,7 @@ class EngineBackend(Backend):
         if not isinstance(engine, Engine):
             raise ValueError(f"backend={engine!r}: give an Engine, a Runtime or another Backend")
         self.engine = engine
+        self.can_see = engine.door.image_reader is not None
 
     tells_tokens = True
 
@@ -55,21 +59,23 @@ class EngineBackend(Backend):
 
     async def generate(self, context: Context, params: SamplingParams) -> list[Answer]:
         """See `Backend`."""
-        ids = await asyncio.to_thread(self._encode, context)
-        done = await self.engine.agenerate(ids, params)
+        prompt = await asyncio.to_thread(self._prompt, context)
+        done = await self.engine.agenerate(prompt, params)
         return [self._answer(c) for c in (done if isinstance(done, list) else [done])]
 
     async def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
         """See `Backend`."""
-        ids = await asyncio.to_thread(self._encode, context)
+        prompt = await asyncio.to_thread(self._prompt, context)
         tokens = 0
-        async for chunk in self.engine.astream(ids, params):
+        async for chunk in self.engine.astream(prompt, params):
             tokens += len(chunk.token_ids)
             if chunk.completion is not None:
                 yield self._answer(chunk.completion, chunk.text)
             else:
-                so_far = {"prompt_tokens": len(ids), "completion_tokens": tokens}
-                yield Answer(chunk.text, {**so_far, "finish_reason": None})
+                meta: dict[str, Any] = {"completion_tokens": tokens, "finish_reason": None}
+                if not isinstance(prompt, Prompt):  # what images take is known at the end
+                    meta["prompt_tokens"] = len(prompt)
+                yield Answer(chunk.text, meta)
 
     async def score(
         self, context: Context, choices: Sequence[str], *, unconditional: bool
@@ -77,7 +83,8 @@ class EngineBackend(Backend):
         """See `Backend`."""
         joined = await asyncio.to_thread(self._join, context, choices)
         start = joined[0][1]  # the same for all choices of one context
-        inside = await self._score([ids for ids, _ in joined], start, context.namespace)
+        images = await asyncio.to_thread(self._images, context)
+        inside = await self._score([ids for ids, _ in joined], start, context.namespace, images)
         alone = [ids[start:] for ids, _ in joined]
         if not unconditional:
             return inside, None
@@ -97,6 +104,10 @@ class EngineBackend(Backend):
 
     # ------------------------------------------------------------------ text and tokens
 
+    def _prompt(self, context: Context) -> list[int] | Prompt:
+        ids, images = self._encode(context), self._images(context)
+        return Prompt(ids, images) if images else ids
+
     def _encode(self, context: Context) -> list[int]:
         ids = self._ids(context.text, context.quoted)
         if not ids:
@@ -105,11 +116,20 @@ class EngineBackend(Backend):
 
     def _ids(self, text: str, quoted: Sequence[tuple[int, int]]) -> list[int]:
         tokenizer = self.engine.tokenizer
-        ids = tokenizer.encode(text, add_special_tokens=False, as_text=quoted)
+        encoder = self.engine.door.image_reader or tokenizer
+        ids = encoder.encode(text, add_special_tokens=False, as_text=quoted)
         bos = tokenizer.bos_token_id
         if bos is not None and tokenizer.adds_bos and ids[:1] != [bos]:
             ids.insert(0, bos)  # unless the chat template has printed it
         return ids
+
+    def _images(self, context: Context) -> list[media.Image]:
+        """The pictures and videos of a context, each read once, however many calls it is in."""
+        reader = self.engine.door.image_reader
+        has_video = any(isinstance(medium, ir.Video) for medium in context.media)
+        if has_video and (reader is None or reader.video_id is None):
+            raise ValueError(f"{self.name} reads images, and no videos")
+        return [_image(each) for each in context.shown]
 
     def _join(self, context: Context, choices: Sequence[str]) -> list[tuple[list[int], int]]:
         """(ids of context and choice, where the scored ones begin) of each."""
@@ -124,7 +144,11 @@ class EngineBackend(Backend):
         return join(encode, context.text, choices)
 
     async def _score(
-        self, texts: Sequence[list[int]], start: int, namespace: str | None
+        self,
+        texts: Sequence[list[int]],
+        start: int,
+        namespace: str | None,
+        images: Sequence[media.Image] = (),
     ) -> list[Tokens]:
         """The tokens of each text from `start` on, with their log-probabilities.
 
@@ -142,7 +166,8 @@ class EngineBackend(Backend):
             SamplingParams(max_tokens=0, prompt_logprobs_from=n, namespace=namespace)
             for n in shared
         ]
-        done = await self.engine.agenerate(paths, params)
+        prompts = [Prompt(path, images) if images else path for path in paths]
+        done = await self.engine.agenerate(prompts, params)
         assert isinstance(done, list)
         tokens_of: dict[tuple[int, ...], list[list[Any]]] = {}
         tokens: list[list[Any]] = []
@@ -210,6 +235,19 @@ class Runtime(EngineBackend):
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens both begin with; `a` sorts before `b`."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+def _image(shown: Shown) -> media.Image:
+    if "image" not in shown.read:
+        match shown.medium:
+            case ir.Image(source):
+                shown.read["image"] = media.load_image(source)
+            case ir.Video(source, num_frames, fps, indices):
+                shown.read["image"] = media.load_video(
+                    source, num_frames=num_frames, fps=fps, indices=indices
+                )
+    image: media.Image = shown.read["image"]
+    return image
 
 
 def _finish_reason(completion: Completion) -> dict[str, Any]:
