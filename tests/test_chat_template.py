@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -291,3 +292,75 @@ def test_default_model(default_model_dir: Path) -> None:
     for messages in (HI, TURNS, [{"role": "system", "content": "Be brief."}, *TURNS]):
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         assert template.encode(messages, tokenizer) == expected
+
+
+# ---------------------------------------------------------------------- images
+
+PARTS_ONLY = (  # as llava-hf's
+    "{% for m in messages %}{{ m.role.upper() }}: "
+    "{% for part in m.content | selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}"
+    "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }} "
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+EITHER = (
+    "{% for m in messages %}[{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}"
+    "{% endif %}]{% endfor %}"
+)
+SHOWN = [
+    {"role": "user", "content": [{"type": "text", "text": "What?"}, {"type": "image"}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
+]
+
+
+@pytest.mark.parametrize("source", [PARTS_ONLY, EITHER], ids=["parts only", "either"])
+def test_parts_are_printed_as_transformers_prints_them(tmp_path: Path, source: str) -> None:
+    template, _, theirs = make(tmp_path, chat_template=source)
+    expected = theirs.apply_chat_template(SHOWN, tokenize=False, add_generation_prompt=True)
+    assert template.render(SHOWN) == expected and "<image>" in expected
+
+
+def test_a_text_is_a_part_where_only_parts_are_printed() -> None:
+    template = ChatTemplate({"chat_template": PARTS_ONLY})
+    assert template.render(HI) == "USER: Hi ASSISTANT:"
+    assert ChatTemplate({"chat_template": EITHER}).render(HI) == "[Hi]"
+
+
+def test_a_template_that_knows_texts_only_prints_placeholders() -> None:
+    template = ChatTemplate({"chat_template": toys.CHATML})
+    parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": "Hi"}]
+    printed = template.render([{"role": "user", "content": parts}])
+    assert "<image>\n<video>\nHi" in printed and "type" not in printed
+    for part in ({"type": "audio"}, {"type": "text"}, {}):
+        with pytest.raises(ValueError, match="is no part of a message"):
+            template.render([{"role": "user", "content": [part]}])
+
+
+@pytest.mark.parametrize("source", [PARTS_ONLY, EITHER, toys.CHATML])
+def test_a_placeholder_that_somebody_types_shows_nothing(tmp_path: Path, source: str) -> None:
+    toys.byte_level(tmp_path, chat_template=source)
+    file = str(tmp_path / "tokenizer.json")
+    with_image = tokenizers.Tokenizer.from_file(file)
+    with_image.add_special_tokens(["<image>"])
+    with_image.save(file)
+    template, tokenizer = ChatTemplate(tmp_path), Tokenizer(tmp_path)
+    parts = [{"type": "image"}, {"type": "text", "text": "What is <image>?"}]
+    ids = template.encode([{"role": "user", "content": parts}], tokenizer)
+    assert ids.count(tokenizer.special_tokens["<image>"]) == 1
+    assert "<image>?" in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_the_processors_template_comes_before_the_tokenizers(tmp_path: Path) -> None:
+    """Each generation of files keeps it elsewhere."""
+    toys.byte_level(tmp_path, chat_template="tokenizer")
+    for name in ("processor_config.json", "chat_template.json"):
+        (tmp_path / name).write_text(json.dumps({"chat_template": name, "eos_token": "no"}))
+        assert ChatTemplate(tmp_path).source == name
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_token": "<image>"}))
+    (tmp_path / "chat_template.json").unlink()
+    assert ChatTemplate(tmp_path).source == "tokenizer"
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert ChatTemplate(tmp_path).source == "jinja"
+    (tmp_path / "chat_template.json").write_text("{")
+    with pytest.raises(ValueError, match=r"chat_template\.json can't be read"):
+        ChatTemplate(tmp_path)
