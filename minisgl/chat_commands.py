@@ -8,12 +8,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.chat_turns import Chat, Message
+from minisgl.chat_media import Message
+from minisgl.chat_turns import Chat
 from minisgl.sampling import SamplingParams
 
 COMMANDS = {
     "/help": "show this list",
     "/reset": "start a new conversation (the system message stays)",
+    "/image [FILE]": "the next question is about this picture too, or about none",
+    "/video [FILE]": "the same with a video, of which eight frames are looked at",
     "/system [TEXT]": "set the system message, or remove it",
     "/regex [PATTERN]": "answers match this pattern from now on, or are free again",
     "/schema [FILE]": "answers are JSON by the schema in this file, or are free again",
@@ -60,22 +63,15 @@ def command(chat: Chat, line: str) -> None:
             chat.say("\n".join(f"{c.ljust(width)}  {what}" for c, what in COMMANDS.items()))
             chat.say(HINTS)
         case "/reset":
-            system, chat.messages = chat.system, []
-            chat.system = system
+            chat.start([m for m in chat.messages if m["role"] == "system"])
             chat.note("a new conversation")
+        case "/image" | "/video":
+            _show(chat, name[1:], rest)
         case "/system":
             chat.system = rest or None
             chat.note("the system message is set" if rest else "no system message")
-        case "/regex" | "/schema" if not rest:
-            chat.params = replace(chat.params, regex=None, json_schema=None)
-            chat.note("answers are free")
-        case "/regex":  # a space at the end of a pattern belongs to it
-            chat.params = checked(replace(chat.params, regex=typed, json_schema=None))
-            chat.note(f"answers match {typed}")
-        case "/schema":
-            schema = _file(name, rest).read_text(encoding="utf-8")
-            chat.params = checked(replace(chat.params, regex=None, json_schema=schema))
-            chat.note(f"answers are JSON by the schema in {rest}")
+        case "/regex" | "/schema":
+            _constrain(chat, name, typed)
         case "/set":
             _set(chat, rest)
         case "/save":
@@ -83,7 +79,7 @@ def command(chat: Chat, line: str) -> None:
             _file(name, rest).write_text(text + "\n", encoding="utf-8")
             chat.note(f"{len(chat.messages)} messages written to {rest}")
         case "/load":
-            chat.messages = load_messages(_file(name, rest))
+            chat.start(load_messages(_file(name, rest)))
             chat.note(f"{len(chat.messages)} messages read from {rest}")
         case "/stats":
             chat.say(f"last answer: {chat.last or 'none yet'}")
@@ -98,6 +94,30 @@ def _file(name: str, rest: str) -> Path:
     if not rest:
         raise ValueError(f"{name} needs a file: {name} FILE")
     return Path(rest).expanduser()
+
+
+def _constrain(chat: Chat, name: str, typed: str) -> None:
+    rest = typed.strip()
+    if not rest:
+        chat.params = replace(chat.params, regex=None, json_schema=None)
+        chat.note("answers are free")
+    elif name == "/regex":  # a space at the end of a pattern belongs to it
+        chat.params = checked(replace(chat.params, regex=typed, json_schema=None))
+        chat.note(f"answers match {typed}")
+    else:
+        schema = _file(name, rest).read_text(encoding="utf-8")
+        chat.params = checked(replace(chat.params, regex=None, json_schema=schema))
+        chat.note(f"answers are JSON by the schema in {rest}")
+
+
+def _show(chat: Chat, kind: str, rest: str) -> None:
+    if not rest:
+        chat.shown.next = []
+        chat.note("your next question is about no picture")
+        return
+    is_url = rest.startswith(("http://", "https://"))
+    path = rest if is_url else str(Path(rest).expanduser().absolute())
+    chat.note(f"{chat.shown.show(kind, path)} goes with your next question")
 
 
 def _set(chat: Chat, rest: str) -> None:
@@ -149,9 +169,24 @@ def load_messages(file: Path) -> list[Message]:
         messages = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); it should be {shape}") from error
-    is_message = lambda m: (  # noqa: E731
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-    )
-    if not isinstance(messages, list) or not all(map(is_message, messages)):
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise ValueError(f"{file} is not a conversation; it should be {shape}")
     return messages
+
+
+def _is_message(value: Any) -> bool:
+    match value:
+        case {"role": str(), "content": str()}:
+            return True
+        case {"role": str(), "content": [*parts]}:
+            return all(map(_is_part, parts))
+        case _:
+            return False
+
+
+def _is_part(value: Any) -> bool:
+    match value:
+        case {"type": "text", "text": str()} | {"type": "image" | "video", "path": str()}:
+            return True
+        case _:
+            return False

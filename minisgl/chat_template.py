@@ -45,9 +45,17 @@ _MARK = "\ufdd0"  # a noncharacter: no template prints it by itself
 class Encoder(Protocol):
     """What `ChatTemplate.encode` asks of a tokenizer."""
 
-    special_tokens: Mapping[str, int]
-    bos_token_id: int | None
-    adds_bos: bool
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """As `Tokenizer.special_tokens`."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """As `Tokenizer.bos_token_id`."""
+
+    @property
+    def adds_bos(self) -> bool:
+        """As `Tokenizer.adds_bos`."""
 
     def encode(
         self,

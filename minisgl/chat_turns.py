@@ -12,15 +12,15 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from minisgl.chat_media import ChatMedia, Message
 from minisgl.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from minisgl.engine.engine import Engine
     from minisgl.engine.output import Completion
-
-Message = dict[str, Any]
+    from minisgl.engine.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Chat:
 
     Attributes:
         messages: the conversation so far, the system message among them.
+        shown: its pictures and videos, and those that go with the next question.
         last: what the last answer took.
     """
 
@@ -75,6 +76,7 @@ class Chat:
         self.engine = engine
         self.params = params
         self.messages: list[Message] = []
+        self.shown = ChatMedia(engine)
         self.last: Turn | None = None
         self.verbose = verbose
         self._out = out or sys.stdout
@@ -95,28 +97,35 @@ class Chat:
         if text is not None:
             self.messages.insert(0, {"role": "system", "content": text})
 
+    def start(self, messages: list[Message]) -> None:
+        """Begin anew, or go on with these messages.
+
+        Raises:
+            ValueError: what they show can't be seen, or not be read; nothing has changed.
+        """
+        shown = ChatMedia(self.engine)
+        shown.of(messages)
+        self.messages, self.shown = messages, shown
+
     def answer(self, text: str) -> Completion | None:
         """Say `text` to the model and print what it says.  None if Ctrl-C stopped it.
 
-        A question that gets no answer at all is taken out of the conversation again.
+        A question that gets no answer at all is taken out of the conversation again; what was
+        shown with it goes with the next one.
 
         Raises:
             ValueError: the template or the engine refuses the conversation, or it is too long.
             EngineError: the engine failed.
         """
-        self.messages.append({"role": "user", "content": text})
+        shown = self.shown.next
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        self.messages.append({"role": "user", "content": content})
         said = io.StringIO()
         try:
-            ids = self.engine.chat_template.encode(self.messages, self.engine.tokenizer)
-            context = self.engine.context_length
-            if len(ids) >= context:
-                raise ValueError(
-                    f"the conversation has {len(ids)} tokens now, and the context holds {context}, "
-                    "the answer included: /reset starts a new one (/save FILE keeps this one)"
-                )
-            completion = self._stream(ids, said)
+            completion = self._stream(self._prompt(), said)
         finally:
             if said.getvalue():
+                self.shown.next = []
                 self.messages.append({"role": "assistant", "content": said.getvalue()})
                 if not said.getvalue().endswith("\n"):
                     self.say("")
@@ -133,14 +142,28 @@ class Chat:
             self.note(str(self.last))
         return completion
 
-    def _stream(self, ids: list[int], said: io.StringIO) -> Completion | None:
+    def _prompt(self) -> list[int] | Prompt:
+        """The whole conversation."""
+        from minisgl.engine.prompt import Prompt  # here, so that --help does not wait for torch
+
+        ids = self.engine.chat_template.encode(self.messages, self.engine.door.encoder)
+        context = self.engine.context_length
+        if len(ids) >= context:
+            raise ValueError(
+                f"the conversation has {len(ids)} tokens now, and the context holds {context}, "
+                "the answer included: /reset starts a new one (/save FILE keeps this one)"
+            )
+        images = self.shown.of(self.messages)
+        return Prompt(ids, images) if images else ids
+
+    def _stream(self, prompt: list[int] | Prompt, said: io.StringIO) -> Completion | None:
         """Print an answer as it comes, keep it in `said`, and measure it."""
         completion: Completion | None = None
         new, start = 0, time.perf_counter()
         first = last = start
         pieces = None
         try:
-            pieces = self.engine.stream(ids, self.params)
+            pieces = self.engine.stream(prompt, self.params)
             for chunk in pieces:
                 last = time.perf_counter()
                 first = last if new == 0 else first
@@ -155,10 +178,12 @@ class Chat:
             if pieces is not None:
                 pieces.close()  # frees the request's slots at the next step
         cached = completion.cached_tokens if completion else None
+        ids = prompt if isinstance(prompt, list) else prompt.text
+        size = completion.prompt_tokens if completion else len(ids)
         removed = (
             statistics.fmean(completion.removed) if completion and completion.removed else None
         )
-        self.last = Turn(len(ids), cached, new, first - start, last - first, removed)
+        self.last = Turn(size, cached, new, first - start, last - first, removed)
         return completion
 
     def _why_it_ends(self, completion: Completion) -> str:

@@ -30,8 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config", "sampling", "parallel", "tokenizer", "detokenizer", "chat_template",
         "kernels", "cache", "fsm", "media", "models",
     },
-    "chat_turns": {"sampling", "media", "engine"},
-    "chat_commands": {"sampling", "fsm", "chat_turns"},
+    "chat_media": {"media", "engine"},
+    "chat_turns": {"sampling", "engine", "chat_media"},
+    "chat_commands": {"sampling", "fsm", "chat_media", "chat_turns"},
     "chat": {"config", "sampling", "models", "engine", "chat_turns", "chat_commands"},
     "lang": {"sampling", "chat_template", "fsm", "media", "engine"},  # engine: see below
     "__init__": {"config", "sampling", "engine"},

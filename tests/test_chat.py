@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,8 @@ from minisgl.engine.stats import Stats
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
 from tests import toy_tokenizers as toys
+from tests.engine.pictures import LLAVA, picture
+from tests.models.tiny_llava import make_tiny_llava
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,6 +39,7 @@ class ScriptedEngine:
     def __init__(self, directory: Path, context_length: int = 10_000) -> None:
         self.tokenizer = Tokenizer(directory)
         self.chat_template = ChatTemplate(directory)
+        self.door = SimpleNamespace(encoder=self.tokenizer, image_reader=None)
         self.context_length = context_length
         self.answers: list[Sequence[str | BaseException]] = []
         self.finish_reason: FinishReason = "stop"
@@ -537,6 +541,101 @@ def test_the_second_turn_reuses_the_first(tiny_model_dir: Path) -> None:
         command(chat, "/stats")
         command(chat, "/tree")
         engine.check()
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An engine of a LLaVA-1.5."""
+    from minisgl.engine.engine import Engine
+
+    path = make_tiny_llava(tmp_path_factory.mktemp("llava"), architecture=LLAVA)
+    with Engine(str(path), dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture
+def cat(tmp_path: Path) -> Path:
+    """A picture in a file whose name has a space."""
+    path = tmp_path / "a cat.png"
+    picture(1).save(path)
+    return path
+
+
+class TestPictures:
+    def test_are_what_the_next_question_is_about(self, seeing: Any, cat: Path) -> None:
+        """And they stay in the conversation, so the second answer finds them in the cache."""
+        talk = Talk(seeing)
+        talk.chat.params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        talk.type(f"/image {cat}", "What is it?", "Sure?")
+        assert "[a cat.png (40 x 30) goes with your next question]" in talk.notes
+        first, answer, second = talk.chat.messages[:3]
+        parts = [{"type": "image", "path": str(cat)}, {"type": "text", "text": "What is it?"}]
+        assert first == {"role": "user", "content": parts}
+        assert second == {"role": "user", "content": "Sure?"}
+        assert talk.chat.last is not None and talk.chat.last.prompt_tokens > 16
+        assert talk.chat.last.cached_tokens is not None and talk.chat.last.cached_tokens > 16
+
+        from minisgl import Prompt
+
+        ids = seeing.chat_template.encode([first], seeing.tokenizer)
+        expected = seeing.generate(Prompt(ids, cat), talk.chat.params)
+        assert answer["content"] == expected.text
+
+    def test_a_bad_one_then_a_good_one(self, seeing: Any, cat: Path) -> None:  # F15
+        bad = cat.with_name("bad.png")
+        bad.write_bytes(cat.read_bytes()[:99])
+        talk = Talk(seeing)
+        talk.chat.params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        talk.type(f"/image {bad}", "/image none.png", f"/video {cat}", f"/image {cat}", "What?")
+        notes = talk.notes.splitlines()
+        assert "bad.png': broken, or cut short" in notes[0] and "no such file" in notes[1]
+        assert "this model reads text and images, and no videos" in notes[2]
+        assert len(talk.chat.messages[0]["content"]) == 2
+
+    def test_alone_it_takes_them_back(self, seeing: Any, cat: Path) -> None:
+        talk = Talk(seeing)
+        talk.chat.params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        talk.type(f"/image {cat}", f"/image {cat}", "/image", "Hi")
+        assert talk.chat.messages[0]["content"] == "Hi"
+        talk.type("/reset", f"/image {cat}", f"/image {cat}", "Hi")
+        assert [part["type"] for part in talk.chat.messages[0]["content"]] == [
+            "image", "image", "text",
+        ]  # fmt: skip
+
+    def test_stay_for_the_next_question_if_this_one_is_refused(
+        self, seeing: Any, cat: Path
+    ) -> None:
+        talk = Talk(seeing)
+        talk.chat.params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        talk.type(*[f"/image {cat}"] * 70, "What?")  # 70 times 16 tokens
+        assert "an image of 16 tokens" in talk.notes and talk.chat.messages == []
+        talk.type("/image", f"/image {cat}", "What?")
+        assert len(talk.chat.messages[0]["content"]) == 2
+
+    def test_a_saved_conversation_shows_them_again(self, seeing: Any, cat: Path) -> None:
+        file = cat.with_name("talk.json")
+        talk, other = Talk(seeing), Talk(seeing)
+        for each in (talk, other):
+            each.chat.params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        talk.type(f"/image {cat}", "What?", f"/save {file}", "Sure?")
+        other.type(f"/load {file}", "Sure?")
+        assert other.chat.messages == talk.chat.messages
+        before = other.chat.messages
+        cat.unlink()
+        other.type(f"/load {file}")
+        assert "no such file" in other.notes and other.chat.messages == before
+        file.write_text('[{"role": "user", "content": [{"type": "image"}]}]')
+        with pytest.raises(ValueError, match="is not a conversation"):
+            load_messages(file)
+
+    def test_are_refused_by_a_model_that_reads_text(
+        self, engine: ScriptedEngine, cat: Path
+    ) -> None:
+        engine.answers = [["ok"]]
+        talk = Talk(engine)
+        talk.type(f"/image {cat}", f"/video {cat}", "Hi")
+        assert talk.notes.count("this model reads text only, and no ") == 2
+        assert talk.roles == ["user", "assistant"]
 
 
 # The child takes the pseudo-terminal as its own, so that a typed Ctrl-C reaches it as SIGINT.

@@ -90,9 +90,14 @@ class Door:
             prompt_logprobs=[None] if first == 0 else [],  # nothing comes before the first token
         )
 
+    @property
+    def encoder(self) -> ImageReader | Tokenizer:
+        """What makes ids of a text, the placeholders of images among them."""
+        return self.image_reader or self.tokenizer
+
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; an image is its placeholder, one of them."""
-        return (self.image_reader or self.tokenizer).encode(text)
+        return self.encoder.encode(text)
 
     def read(self, prompt: AnyPrompt, *, answers: bool = True) -> Reading:
         """The prompt's ids and tokens, checked: not empty, in the vocabulary, an image for each

@@ -12,7 +12,7 @@ image is not.  Why one key for all of an image's tokens: docs/decisions.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -105,6 +105,21 @@ class ImageReader:
 
         processor = ImageProcessor.from_dir(path, config)
         return ImageReader(tokenizer, processor, config.image_token_id, config.video_token_id)
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """What is no ordinary text: the tokenizer's special tokens, and the placeholder."""
+        return {**self.tokenizer.special_tokens, PLACEHOLDER: self.image_id}
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The tokenizer's."""
+        return self.tokenizer.bos_token_id
+
+    @property
+    def adds_bos(self) -> bool:
+        """The tokenizer's."""
+        return self.tokenizer.adds_bos
 
     def encode(
         self,

@@ -480,7 +480,7 @@ class TestChat:
         toys.sentencepiece(tmp_path, chat_template=toys.MISTRAL, add_bos=adds_bos)
         tokenizer, template = Tokenizer(tmp_path), ChatTemplate(tmp_path)
         backend = object.__new__(EngineBackend)
-        door = SimpleNamespace(image_reader=None)
+        door = SimpleNamespace(image_reader=None, encoder=tokenizer)
         backend.engine = SimpleNamespace(  # type: ignore[assignment]
             tokenizer=tokenizer, chat_template=template, door=door
         )

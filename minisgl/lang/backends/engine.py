@@ -116,8 +116,7 @@ class EngineBackend(Backend):
 
     def _ids(self, text: str, quoted: Sequence[tuple[int, int]]) -> list[int]:
         tokenizer = self.engine.tokenizer
-        encoder = self.engine.door.image_reader or tokenizer
-        ids = encoder.encode(text, add_special_tokens=False, as_text=quoted)
+        ids = self.engine.door.encoder.encode(text, add_special_tokens=False, as_text=quoted)
         bos = tokenizer.bos_token_id
         if bos is not None and tokenizer.adds_bos and ids[:1] != [bos]:
             ids.insert(0, bos)  # unless the chat template has printed it
