@@ -62,7 +62,6 @@ class Alphabet:
         edges: where a stretch of characters of one class begins, and where all end.
         classes: the class of each stretch.
         root: the block of a character's first byte.
-        ascii_of: how many characters of ASCII are in each class; not all classes are named.
     """
 
     def __init__(self, sets: Iterable[Ranges]) -> None:
@@ -90,11 +89,10 @@ class Alphabet:
         self.edges.append(MAX_CHAR)
         self.num_classes = len(class_of)
         self.masks = _transposed(list(class_of), len(sets))
-        self.ascii_of: dict[int, int] = {}
-        for char_class, (start, stop) in zip(self.classes, pairwise(self.edges), strict=True):
-            if start < 128:
-                size = min(stop, 128) - start
-                self.ascii_of[char_class] = self.ascii_of.get(char_class, 0) + size
+        last = bisect_left(self.edges, 128)
+        sizes = [min(stop, 128) - start for start, stop in pairwise(self.edges[: last + 1])]
+        self._ascii = list(zip(self.classes[:last], sizes, strict=True))
+        self._num_ascii: dict[int, int] = {}
         self._ranges: dict[int, Ranges] = {}
         self._limits: dict[int, bytes] = {}
         self._blocks: dict[BlockName, Block] = {}
@@ -115,6 +113,14 @@ class Alphabet:
                         start = found.pop()[0]
                     found.append((start, stop))
             known = self._ranges[mask] = tuple(found)
+        return known
+
+    def num_ascii(self, mask: int) -> int:
+        """How many characters of ASCII some classes have."""
+        known = self._num_ascii.get(mask)
+        if known is None:
+            known = sum(size for c, size in self._ascii if mask >> c & 1)
+            self._num_ascii[mask] = known
         return known
 
     def limits(self, mask: int) -> bytes:

@@ -117,14 +117,14 @@ class Automaton:
         before, rests = self._states[state]
         return self._state(before, self._rests.saturated(rests, reach))
 
-    def widest_edge(self, state: int) -> tuple[int, int, int]:
-        """The edge with the most characters of ASCII: how many, its state and its classes."""
-        letters = self.alphabet.ascii_of
-        return max(
-            ((sum(n for c, n in letters.items() if classes >> c & 1), target, classes)
-             for target, classes in self.edges(state).items()),
-            default=(0, 0, 0),
-        )  # fmt: skip
+    def widest_edge(self, state: int) -> int:
+        """The classes of the edge with the most characters of ASCII; 0 if there is no edge."""
+        return max(self.edges(state).values(), key=self.alphabet.num_ascii, default=0)
+
+    def edge_with(self, state: int, char_class: int) -> int:
+        """The classes of the edge that a class is on; 0 if it is on none."""
+        edges = self.edges(state).values()
+        return next((classes for classes in edges if classes >> char_class & 1), 0)
 
     def wanted(self, state: int) -> int:
         """The classes that may come next."""

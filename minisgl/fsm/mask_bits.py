@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-FEW = 256  # ids that are set one by one; more, all at once, which takes the same time for any
+FEW = 64  # ids that are set one by one; more, all at once, which takes the same time for any
 
 
 def set_bits(mask: bytearray, ids: Sequence[int] | npt.NDArray[np.int64]) -> None:

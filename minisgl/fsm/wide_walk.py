@@ -23,7 +23,7 @@ from minisgl.fsm.slices import Slice, Slices, spread
 from minisgl.fsm.token_arrays import Int, TokenArrays
 
 MIN_ASCII = 16  # characters of ASCII that make a set a wide one
-MIN_SPACES = 8  # a set with the space in it is one if so many may follow: runs of spaces are long
+MIN_SPACES = 8  # a set with the space in it is one too if so many may come: runs are long
 
 
 class WideWalk:
@@ -49,12 +49,14 @@ class WideWalk:
             return None
         chars = automaton.chars
         place = automaton.chars_of(state)
-        size, _, classes = chars.widest_edge(place)
-        has_space = classes >> chars.alphabet.class_of(ord(" ")) & 1
-        if size < MIN_ASCII and not (size and has_space):
+        classes = chars.widest_edge(place)
+        is_wide = chars.alphabet.num_ascii(classes) >= MIN_ASCII
+        if not is_wide:
+            classes = chars.edge_with(place, chars.alphabet.class_of(ord(" ")))
+        if not classes:
             return None
         chain = chars.chain(place, classes, self._slices.longest + 1)
-        if chain is None or (size < MIN_ASCII and len(chain) < MIN_SPACES):
+        if chain is None or not (is_wide or len(chain) >= MIN_SPACES):
             return None
         piece = self._slices.slice(chars.alphabet.limits(classes))
         chain = chain[: piece.longest + 1]
@@ -85,12 +87,13 @@ class WideWalk:
             here = slice(group, group := int(piece.num_groups[length - 1]))
             alive = here.start + self._slices.contains(wanted)[piece.char[here]].nonzero()[0]
             if len(alive):
-                distinct, which = np.unique(piece.char[alive], return_inverse=True)
-                after = np.array([
-                    automaton.after_char(place, char) for char in code_points[distinct].tolist()
-                ])  # fmt: skip
-                members.append(spread(piece.first[alive], piece.size[alive]))
-                states.append(np.repeat(after[which], piece.size[alive]))
+                after = {
+                    char: automaton.after_char(place, int(code_points[char]))
+                    for char in set(piece.char[alive].tolist())
+                }
+                size = piece.size[alive]
+                members.append(spread(piece.first[alive], size))
+                states.append(np.repeat([after[c] for c in piece.char[alive].tolist()], size))
         return np.concatenate(members), np.concatenate(states)
 
     def _finish(
