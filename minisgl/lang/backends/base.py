@@ -63,6 +63,12 @@ class Backend(ABC):
     async def generate(self, context: Context, params: SamplingParams) -> list[Answer]:
         """`params.n` answers.  Cancelling it aborts them."""
 
+    async def generate_all(
+        self, contexts: Sequence[Context], params: Sequence[SamplingParams]
+    ) -> list[list[Answer]]:
+        """`generate` for each, all together."""
+        return await asyncio.gather(*map(self.generate, contexts, params))
+
     @abstractmethod
     def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
         """One answer, piece by piece: the texts join to it, the last meta is that of the whole."""
