@@ -18,6 +18,7 @@ _AT_LEAST = {
     "max_overtakes": 0,
     "max_cached_tokens": 0,
     "vision_cache_mib": 0,
+    "tp_size": 1,
 }
 
 
@@ -91,6 +92,10 @@ class EngineConfig:
     cuda_graphs: bool = True
     """On a GPU, record the decode step at start-up and replay it; False: launch every kernel
     anew, which starts sooner and decodes small batches slower.  A CPU has no graphs to record."""
+
+    tp_size: int = 1
+    """Over how many GPUs each layer is split (tensor parallelism, docs/scaling.md); on a CPU, over
+    how many processes.  Started by the engine on this host, or by `torchrun` on several."""
 
     trace: str | Path | None = None
     """Write a trace of every step to this file, to look at in Perfetto; None: none is kept."""

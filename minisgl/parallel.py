@@ -6,7 +6,7 @@ collective is the identity, so single-process code pays nothing and reads the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,13 +14,27 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@dataclass
+class Traffic:
+    """Bytes that this rank has handed to collectives: the size of each `x`."""
+
+    all_reduce: int = 0
+    all_gather: int = 0
+
+
 @dataclass(frozen=True)
 class Parallel:
-    """Rank `rank` of `size` tensor-parallel workers (Megatron-LM's scheme)."""
+    """Rank `rank` of `size` tensor-parallel workers (Megatron-LM's scheme).
+
+    `group` is where the layers talk, device to device; `control` is the same ranks from host to
+    host.
+    """
 
     rank: int = 0
     size: int = 1
     group: ProcessGroup | None = None
+    control: ProcessGroup | None = None
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -31,6 +45,7 @@ class Parallel:
         if self.size > 1:
             import torch.distributed as dist
 
+            self.traffic.all_reduce += x.nbytes
             dist.all_reduce(x, group=self.group)
         return x
 
@@ -41,6 +56,7 @@ class Parallel:
         import torch
         import torch.distributed as dist
 
+        self.traffic.all_gather += x.nbytes
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, dim=-1)

@@ -36,6 +36,8 @@ class ReqToToken:
             range(rows)
         )  # a heap: the lowest free row goes first, so live rows stay close together
         self._used: set[int] = set()
+        # (row, position) -> slot of what was written since it was last taken; None: nobody asks
+        self._journal: dict[tuple[int, int], int] | None = None
 
     @property
     def available_rows(self) -> int:
@@ -63,6 +65,8 @@ class ReqToToken:
         if not 0 <= start <= end <= columns:
             raise ValueError(f"positions [{start}, {end}) do not fit into a row of {columns}")
         self.table[row, start:end] = torch.tensor(slots, dtype=torch.int32)
+        if self._journal is not None:
+            self._journal.update(((row, start + i), slot) for i, slot in enumerate(slots))
 
     def write_each(
         self, rows: Sequence[int], positions: Sequence[int], slots: Sequence[int]
@@ -87,6 +91,25 @@ class ReqToToken:
         step = torch.tensor(lists, dtype=torch.int64, pin_memory=pinned)  # [3, B]
         step = step.to(self.table.device, non_blocking=True)
         self.table[step[0], step[1]] = step[2].to(torch.int32)
+        if self._journal is not None:
+            self._journal.update(zip(zip(rows, positions, strict=True), slots, strict=True))
+
+    def keep_journal(self) -> None:
+        """From now on, remember what is written for `take_journal`."""
+        self._journal = {}
+
+    def take_journal(self) -> dict[tuple[int, int], int]:
+        """(row, position) -> slot of all that was written since the last call: what a copy of the
+        table elsewhere lacks.
+
+        >>> req_to_token = ReqToToken(rows=2, columns=8, device="cpu")
+        >>> req_to_token.keep_journal()
+        >>> req_to_token.write(req_to_token.alloc_row(), 3, [40, 41])
+        >>> req_to_token.take_journal(), req_to_token.take_journal()
+        ({(0, 3): 40, (0, 4): 41}, {})
+        """
+        journal, self._journal = self._journal, {}
+        return journal or {}
 
     def row(self, row: int, num_tokens: int) -> list[int]:
         """The first `num_tokens` slots of a row."""

@@ -10,7 +10,6 @@ caller sees.  A bad request is refused at the door, before it reaches the engine
 from __future__ import annotations
 
 import asyncio
-import sys
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,36 +17,23 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar, overload
 
-import torch
-
-from minisgl.cache.kv_pool import KVPool
-from minisgl.cache.req_to_token import ReqToToken
 from minisgl.chat_template import ChatTemplate
 from minisgl.config import EngineConfig
+from minisgl.engine.assembly import make_runner
 from minisgl.engine.constrained import Constrainer
-from minisgl.engine.cuda_graph import CudaGraphRunner
-from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.door import Door
 from minisgl.engine.handle import Handle
-from minisgl.engine.hardware import place
 from minisgl.engine.images import ImageReader, load_images, show
 from minisgl.engine.loop import EngineLoop
-from minisgl.engine.memory import plan_memory
-from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.output import Chunk, Completion, EngineError, Score
 from minisgl.engine.prompt import AnyPrompt, Prompt, as_list, images_of, is_single
+from minisgl.engine.ranks import Ranks
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.scoring import join, score_of
-from minisgl.engine.segments import tokens_worth_sharing
+from minisgl.engine.share import load_share
 from minisgl.engine.stats import Stats
 from minisgl.engine.trace import Trace
-from minisgl.engine.vision_cache import VisionCache
-from minisgl.kernels.dispatch import use_triton
 from minisgl.models.hub import resolve_model
-from minisgl.models.llava import LlavaForConditionalGeneration
-from minisgl.models.llava_config import LlavaConfig
-from minisgl.models.registry import load_config, load_model
 from minisgl.sampling import SamplingParams
 from minisgl.tokenizer import Tokenizer
 
@@ -81,103 +67,48 @@ class Engine:
     ) -> None:
         self.config = EngineConfig.make(model=model, **settings)
         trace = None if self.config.trace is None else Trace(self.config.trace)
-        path = resolve_model(model, progress=progress)
-        config = load_config(path)
-        self.model_config = config.text if isinstance(config, LlavaConfig) else config
-        self.placement = place(self.config, self.model_config.dtype)
-        if self.placement.notice:
-            warnings.warn(self.placement.notice, stacklevel=2)
+        path = self._path = resolve_model(model, progress=progress)
         self.tokenizer = Tokenizer(path)
-        image_reader = None
-        if isinstance(config, LlavaConfig):
-            image_reader = ImageReader.of(path, config, self.tokenizer)
-        self.context_length = self._choose_context()
         self._chat_template: ChatTemplate | None = None
-        self._path = path
-        device, dtype = self.placement.device, self.placement.dtype
-        kv = self.config.kv_dtype
-        kv_dtype = dtype if kv == "auto" else getattr(torch, kv)
-        net = load_model(
-            path,
-            config,
-            dtype=dtype,
-            device=device,
-            max_len=self.context_length,
-            half_rows=self.placement.half_rows,
-            progress=progress,
-        )
-        self.memory = plan_memory(
-            self.config,
-            self.model_config,
-            weights=sum(p.nbytes for p in net.parameters()),
-            context_length=self.context_length,
-            dtype=kv_dtype,
-            device=device,
-            vision=self.config.vision_cache_mib * 2**20 if image_reader else 0,
-        )
-        if progress:
-            print(self.memory, file=sys.stderr)  # noqa: T201  # asked for
-        c = self.model_config
-        pool = KVPool(self.memory.slots, c.num_layers, c.num_kv_heads, c.head_dim, kv_dtype, device)
-        scheduler = Scheduler(
-            pool,
-            ReqToToken(self.config.max_running, self.context_length, device),
-            policy=self.config.policy,
-            max_overtakes=self.config.max_overtakes,
-            prefill_budget=self.config.prefill_budget,
-            use_cache=self.config.radix_cache,
-            max_cached_tokens=self.config.max_cached_tokens,
-        )
-        use_workspace = (
-            self.config.decode_workspace
-            and not use_triton(pool.layers[0])  # Triton reads scattered slots at full speed
-            and not c.sliding_window
-        )
-        workspace: DecodeWorkspace[Req] | None = None
-        if use_workspace:
-            # As many bytes as the pool, whose numbers may be narrower.
-            budget = pool.num_slots * pool.layers[0].itemsize // dtype.itemsize
-            workspace = DecodeWorkspace(pool.layers, budget, dtype)
-        graphs = None
-        if self.config.cuda_graphs and device.type == "cuda":
-            table = scheduler.req_to_token.table
-            graphs = CudaGraphRunner(net, pool, table, self.config.max_running)
-            if progress:
-                print(graphs, file=sys.stderr)  # noqa: T201  # asked for
-        vision = None
-        if isinstance(net, LlavaForConditionalGeneration):
-            vision = VisionCache(net.encode_images, self.memory.vision)
-        vocab_size = self.tokenizer.size_within(c.vocab_size)
-        self.door = Door(
-            self.tokenizer,
-            vocab_size=vocab_size,
-            context_length=self.context_length,
-            pool_slots=pool.num_slots,
-            eos_ids=frozenset(c.eos_token_ids) | frozenset(self.tokenizer.eos_token_ids),
-            constrainer=Constrainer(
-                self.tokenizer, vocab_size, device, jumps=self.config.jump_forward
-            ),
-            image_reader=image_reader,
-        )
-        min_saved = None
-        if self.config.shared_decode and not c.sliding_window:
-            min_saved = tokens_worth_sharing(pool.layers[0])
-        runner = ModelRunner(net, scheduler, workspace, graphs, vocab_size, min_saved, vision)
-        self.loop = EngineLoop(scheduler, runner, trace)
+        ranks = Ranks(self.config, path)
+        try:
+            share = load_share(
+                self.config,
+                path,
+                ranks.parallel,
+                local_rank=ranks.local_rank,
+                progress=progress,
+            )
+            self.model_config, self.memory = share.config, share.memory
+            self.placement, self.context_length = share.placement, share.context_length
+            if self.placement.notice:
+                warnings.warn(self.placement.notice, stacklevel=2)
+            image_reader = None
+            if share.vision is not None:
+                image_reader = ImageReader.of(path, share.vision, self.tokenizer)
+            vocab_size = self.tokenizer.size_within(self.model_config.vocab_size)
+            self.door = Door(
+                self.tokenizer,
+                vocab_size=vocab_size,
+                context_length=self.context_length,
+                pool_slots=share.pool.num_slots,
+                eos_ids=self.model_config.eos_token_ids | frozenset(self.tokenizer.eos_token_ids),
+                constrainer=Constrainer(
+                    self.tokenizer,
+                    vocab_size,
+                    self.placement.device,
+                    jumps=self.config.jump_forward,
+                ),
+                image_reader=image_reader,
+            )
+            runner = make_runner(self.config, share, ranks, vocab_size, progress=progress)
+        except BaseException:
+            ranks.close()
+            raise
+        self.loop = EngineLoop(runner.scheduler, runner, trace, at_end=ranks.close)
         # The thread knows nothing of this object, so that one which nobody holds any more, and one
         # left open at the end of the program, close themselves.
         weakref.finalize(self, self.loop.close)
-
-    def _choose_context(self) -> int:
-        asked, trained = self.config.context_length, self.model_config.max_position
-        if asked is None:
-            return trained
-        # Dynamic NTK is made to be stretched: it chooses its base for the length asked for.
-        if asked > trained and self.model_config.rope.type != "dynamic":
-            raise ValueError(
-                f"context_length={asked}: the model was made for {trained} tokens at most"
-            )
-        return asked
 
     @property
     def chat_template(self) -> ChatTemplate:

@@ -24,9 +24,10 @@ class Placement:
     notice: str | None = None
 
 
-def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
-    """Resolve "auto" for this machine.  A float32 checkpoint runs in half precision too, as is the
-    field's habit; dtype="float32" asks for the full one.
+def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int = 0) -> Placement:
+    """Resolve "auto" for this machine and, of a tensor-parallel engine, its GPU `local_rank`.  A
+    float32 checkpoint runs in half precision too, as is the field's habit; dtype="float32" asks for
+    the full one.
 
     On a GPU: the checkpoint's half precision, bfloat16 for float32; on parts without bfloat16,
     float16 instead, with a notice.
@@ -34,22 +35,27 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype) -> Placement:
     bfloat16 copies of the weights for single rows.
 
     Raises:
-        ValueError: a GPU is asked for and there is none.
+        ValueError: a GPU is asked for and there is none, or not so many.
     """
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ValueError("device='cuda': PyTorch sees no GPU here; use device='cpu' or 'auto'")
     asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
     if config.device != "cpu" and has_cuda:
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"tp_size={config.tp_size}: this host has {torch.cuda.device_count()} GPUs"
+            )
+        device = torch.device("cuda", local_rank) if config.tp_size > 1 else torch.device("cuda")
         dtype = asked or (torch.float16 if checkpoint_dtype == torch.float16 else torch.bfloat16)
         if dtype == torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
             return Placement(
-                torch.device("cuda"),
+                device,
                 torch.float16,
                 half_rows=False,
                 notice="this GPU has no bfloat16: running in float16",
             )
-        return Placement(torch.device("cuda"), dtype, half_rows=False)
+        return Placement(device, dtype, half_rows=False)
     cpu = torch.device("cpu")
     if asked is not None:
         return Placement(cpu, asked, half_rows=False)

@@ -67,8 +67,13 @@ class EngineLoop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, trace: Trace | None = None
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        trace: Trace | None = None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
+        self._at_end = at_end  # the last thing that the thread calls, whatever ended it
         self.scheduler = scheduler
         self.runner = runner
         self.trace = trace
@@ -195,6 +200,7 @@ class EngineLoop:
         except BaseException as error:  # whatever it was, callers must hear of it
             fault = error
         self._last_words(fault)
+        self._at_end()
 
     def _receive(self) -> bool:
         """Take in what callers sent; wait for it if there is nothing else to do.  False: closed."""

@@ -10,9 +10,12 @@ from minisgl.cache.kv_pool import KVPool
 from minisgl.config import EngineConfig
 from minisgl.engine.hardware import free_memory
 from minisgl.models.config import ModelConfig
+from minisgl.models.linear import kv_heads_of
+from minisgl.parallel import Parallel
 
 GPU_SHARE, CPU_SHARE = 0.85, 0.25  # of the memory that is free once the weights are loaded
 MIB = 2**20
+ALONE = Parallel()
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,19 @@ def plan_memory(
     dtype: torch.dtype,
     device: torch.device,
     vision: int = 0,
+    parallel: Parallel = ALONE,
 ) -> MemoryPlan:
-    """Size the pool.  `vision`: bytes to keep free for the features of images.
+    """Size the pool of one rank.  `vision`: bytes to keep free for the features of images.
 
     Raises:
         ValueError: not a single request would fit; with the sizes, and which setting to move where.
     """
     per_token = KVPool.bytes_per_token(
-        model.num_layers, model.num_kv_heads, model.head_dim, dtype=dtype
+        model.num_layers, kv_heads_of(model.num_kv_heads, parallel), model.head_dim, dtype=dtype
     )
     free = free_memory(device)
+    if device.type == "cpu":
+        free //= parallel.size  # which all ranks of this host see
     share = None
     if config.kv_tokens is not None:
         slots, limit, way_out = config.kv_tokens, "kv_tokens", "Raise kv_tokens"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
-from torch import nn
 
-from minisgl.engine.cuda_graph import CudaGraphRunner
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Extend, Scheduler, Step
@@ -18,15 +17,24 @@ from minisgl.kernels.cascade_attention import Segments
 from minisgl.models.forward_batch import ForwardBatch
 
 
+class DecodeGraphs(Protocol):
+    """Recorded decode steps; see cuda_graph.py."""
+
+    def decode(
+        self, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int | None]
+    ) -> torch.Tensor:
+        """Logits [B, V] of the next tokens."""
+
+
 class ModelRunner:
     """One model on one device."""
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Callable[[ForwardBatch], torch.Tensor],
         scheduler: Scheduler,
         workspace: DecodeWorkspace[Req] | None,
-        graphs: CudaGraphRunner | None = None,
+        graphs: DecodeGraphs | None = None,
         vocab_size: int | None = None,
         min_saved: int | None = None,
         vision: VisionCache | None = None,

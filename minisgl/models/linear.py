@@ -80,6 +80,25 @@ class GateUpParallelLinear(Linear):
         }
 
 
+def kv_heads_of(num_kv_heads: int, parallel: Parallel) -> int:
+    """A rank's KV heads: its share or, where there are fewer heads than ranks, one that several
+    ranks hold.
+
+    >>> [kv_heads_of(4, Parallel(0, size)) for size in (1, 2, 4, 8)]
+    [4, 2, 1, 1]
+
+    Raises:
+        ValueError: neither goes up.
+    """
+    size = min(parallel.size, num_kv_heads)
+    if parallel.size % size or num_kv_heads % size:
+        raise ValueError(
+            f"{num_kv_heads} KV heads can be neither split over nor replicated on "
+            f"{parallel.size} tensor-parallel ranks"
+        )
+    return num_kv_heads // size
+
+
 class QKVParallelLinear(Linear):
     """q | k | v heads, split by heads.  x [T, K] -> [T, (H + 2 KV) D].
 
@@ -97,13 +116,8 @@ class QKVParallelLinear(Linear):
         parallel: Parallel,
     ) -> None:
         self.num_heads = parallel.split(num_heads, "attention heads")
-        self.kv_size = min(parallel.size, num_kv_heads)
-        if parallel.size % self.kv_size or num_kv_heads % self.kv_size:
-            raise ValueError(
-                f"{num_kv_heads} KV heads can be neither split over nor replicated on "
-                f"{parallel.size} tensor-parallel ranks"
-            )
-        self.num_kv_heads = num_kv_heads // self.kv_size
+        self.num_kv_heads = kv_heads_of(num_kv_heads, parallel)
+        self.kv_size = num_kv_heads // self.num_kv_heads  # ranks whose KV heads differ
         self.head_dim = head_dim
         rows = (self.num_heads + 2 * self.num_kv_heads) * head_dim
         super().__init__(hidden, rows, bias=bias)
