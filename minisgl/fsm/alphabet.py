@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import xor
 
 import numpy as np
 
@@ -59,7 +60,7 @@ class Alphabet:
     Attributes:
         masks: of each set the classes that make it up.
         num_classes: they are numbered from 0; class 0 is what can't be matched.
-        edges: where a stretch of characters of one class begins, and where all end.
+        edges: where a stretch of characters of one class begins, and where the last ends.
         classes: the class of each stretch.
         root: the block of a character's first byte.
     """
@@ -73,20 +74,16 @@ class Alphabet:
         # At which code points which sets begin or end: a bit for each set.
         changes = dict.fromkeys((0, *_SURROGATES, MAX_CHAR), 0)
         for i, ranges in enumerate(sets):
-            for edge in chain.from_iterable(ranges):
-                changes[edge] = changes.get(edge, 0) ^ 1 << i
-        class_of = {0: 0}  # by the sets that a character is in
-        self.edges: list[int] = []
-        self.classes: list[int] = []
-        member = 0
-        for edge in sorted(changes)[:-1]:
-            member ^= changes[edge]
-            is_half = _SURROGATES[0] <= edge < _SURROGATES[1]
-            char_class = 0 if is_half else class_of.setdefault(member, len(class_of))
-            if not self.classes or char_class != self.classes[-1]:
-                self.edges.append(edge)
-                self.classes.append(char_class)
-        self.edges.append(MAX_CHAR)
+            new = dict.fromkeys(chain.from_iterable(ranges), 1 << i)
+            for edge in new.keys() & changes.keys():
+                new[edge] ^= changes[edge]
+            changes.update(new)
+        self.edges = sorted(changes)
+        members = list(accumulate(map(changes.__getitem__, self.edges[:-1]), xor))  # of stretches
+        first, stop = (bisect_left(self.edges, edge) for edge in _SURROGATES)
+        members[first:stop] = [0] * (stop - first)
+        class_of = {m: i for i, m in enumerate(dict.fromkeys([0, *members]))}
+        self.classes = [class_of[member] for member in members]
         self.num_classes = len(class_of)
         self.masks = _transposed(list(class_of), len(sets))
         last = bisect_left(self.edges, 128)
@@ -159,10 +156,7 @@ class Alphabet:
     def _inside(self, start: int, stop: int) -> int:
         """The classes of a stretch of code points."""
         first = bisect_right(self.edges, start) - 1
-        mask = 0
-        for char_class in self.classes[first : bisect_left(self.edges, stop)]:
-            mask |= 1 << char_class
-        return mask
+        return sum(1 << c for c in set(self.classes[first : bisect_left(self.edges, stop)]))
 
     def _fill(self, block: Block, byte: int, start: int, stop: int, following: int) -> None:
         """Add the bytes from `byte` on; each has 64**following of the code points from `start`."""
