@@ -42,11 +42,7 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
         raise ValueError("device='cuda': PyTorch sees no GPU here; use device='cpu' or 'auto'")
     asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
     if config.device != "cpu" and has_cuda:
-        if local_rank >= torch.cuda.device_count():
-            raise ValueError(
-                f"tp_size={config.tp_size}: this host has {torch.cuda.device_count()} GPUs"
-            )
-        device = torch.device("cuda", local_rank) if config.tp_size > 1 else torch.device("cuda")
+        device = _gpu(config.tp_size, local_rank)
         dtype = asked or (torch.float16 if checkpoint_dtype == torch.float16 else torch.bfloat16)
         if dtype == torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
             return Placement(
@@ -62,6 +58,14 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
     if cpu_multiplies_bfloat16():
         return Placement(cpu, torch.bfloat16, half_rows=False)
     return Placement(cpu, torch.float32, half_rows=True)
+
+
+def _gpu(tp_size: int, local_rank: int) -> torch.device:
+    if tp_size == 1:
+        return torch.device("cuda")  # the current one
+    if local_rank >= (count := torch.cuda.device_count()):
+        raise ValueError(f"tp_size={tp_size}: this host has {count} GPUs, and each rank needs one")
+    return torch.device("cuda", local_rank)
 
 
 def cpu_multiplies_bfloat16() -> bool:

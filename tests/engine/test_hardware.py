@@ -50,5 +50,14 @@ def test_a_gpu_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         place(EngineConfig(device="cuda"), BF16)
 
 
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, gpu=(9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = EngineConfig(tp_size=4)
+    assert place(config, BF16, local_rank=1).device == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="tp_size=4: this host has 2 GPUs"):
+        place(config, BF16, local_rank=2)
+
+
 def test_free_memory_is_a_sensible_number() -> None:
     assert 1 << 20 < free_memory(CPU) < 1 << 50
