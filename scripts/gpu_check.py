@@ -36,8 +36,9 @@ from scripts.gpu_graphs import graphs
 from scripts.gpu_measure import Log, compare, seconds, timing
 from scripts.gpu_process import ROOT, run_within, sanitizer
 from scripts.kernel_cases import cascade_case, decode_case, extend_case, linear_case
-from scripts.kernel_inputs import MODELS, TINY, Case, Maker, Model
+from scripts.kernel_inputs import MODELS, TINY, TINY_MIXTRAL, TOWERS, Case, Maker, Model
 from scripts.kernel_lists import edge_cases, model_cases, speed_cases
+from scripts.moe_cases import moe_case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -176,12 +177,14 @@ def speed(log: Log, models: list[Model], bandwidth: float) -> None:
 
 def block_sizes(log: Log) -> None:
     """A few other block sizes for the kernels that decide: the fastest goes to the table."""
-    model = MODELS["llama-3-8b"]
+    model, mixtral = MODELS["llama-3-8b"], MODELS["mixtral-8x7b"]
     make = Maker(torch.bfloat16, "cuda")
     extend = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 3)]
     cascade = [(64, 64, 8, 3), (64, 64, 8, 2), (64, 32, 4, 3), (128, 64, 8, 3), (128, 64, 8, 2)]
     decode = [(64, 4, 3), (128, 4, 3), (64, 4, 4), (32, 4, 4), (64, 2, 3)]
     tiles = [(128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (256, 128, 64, 8, 3)]
+    many = [(128, 128, 64, 8, 3), (128, 64, 64, 8, 4), (128, 64, 64, 4, 4), (64, 128, 64, 8, 3)]
+    few = [(32, 128, 4, 4), (16, 128, 4, 4), (32, 256, 4, 3), (64, 64, 4, 4), (16, 256, 4, 4)]
     thin = [(32, 128, 4, 4), (64, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4), (64, 64, 4, 6)]
 
     def launch(warps: int, stages: int) -> dict[str, Any]:
@@ -208,6 +211,14 @@ def block_sizes(log: Log) -> None:
             linear_case(make, "o", 16, model.hidden, model.hidden),
             [{"BLOCK_N": n, "BLOCK_K": k, **launch(w, s)} for n, k, w, s in thin],
         ),
+        (
+            moe_case(make, mixtral, 4096),
+            [{"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, **launch(w, s)} for m, n, k, w, s in many],
+        ),
+        (
+            moe_case(make, mixtral, 16),
+            [{"BLOCK_M": 16, "BLOCK_N": n, "BLOCK_K": k, **launch(w, s)} for n, k, w, s in few],
+        ),
     ]
     for case, configurations in tries:
         if case.with_blocks is None:
@@ -224,14 +235,16 @@ def block_sizes(log: Log) -> None:
 
 
 def engine(log: Log, device: str = "cuda") -> None:
-    """A tiny model through the whole engine: on the device, with and without graphs, the tokens
+    """Tiny models through the whole engine: on the device, with and without graphs, the tokens
     of the CPU."""
     from scripts.make_tiny_model import make_tiny_model
 
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "tiny"
-        make_tiny_model(path)
-        log.attempt("engine", "tiny model, greedy tokens", lambda: _same_tokens(path, device))
+    for kind in ("Llama", "Mixtral"):
+        with tempfile.TemporaryDirectory() as directory:
+            path = make_tiny_model(Path(directory) / "tiny", architecture=f"{kind}ForCausalLM")
+            log.attempt(
+                "engine", f"tiny {kind}, greedy tokens", lambda p=path: _same_tokens(p, device)
+            )
 
 
 def _same_tokens(path: Path, device: str) -> dict[str, Any]:
@@ -267,7 +280,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     made.add_argument("--phase", nargs="+", choices=[*PHASES, "tiny", "all"], default=["all"])
-    made.add_argument("--model", nargs="+", choices=MODELS, default=[*MODELS])
+    made.add_argument("--model", nargs="+", choices=[*MODELS, *TOWERS], default=[*MODELS, *TOWERS])
     made.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16", "fp16"])
     made.add_argument("--append", action="store_true", help="keep the results that OUT holds")
     made.add_argument("--phase-timeout", type=float, default=150, help="seconds for one phase")
@@ -315,13 +328,13 @@ def _in_a_process(log: Log, phase: str, options: argparse.Namespace, limit: floa
 
 
 def _run(log: Log, phase: str, options: argparse.Namespace) -> None:
-    models = [MODELS[name] for name in options.model]
+    models = [{**MODELS, **TOWERS}[name] for name in options.model]
     dtypes = [DTYPES[name] for name in options.dtype]
     steps: dict[str, Callable[[], object]] = {
         "machine": lambda: machine(log),
         "compile": lambda: compile_all(log, options.model, options.dtype),
         "tiny": lambda: correctness(
-            log, "cuda", [TINY], [torch.bfloat16], prompt=24, requests=2, batch=4
+            log, "cuda", [TINY, TINY_MIXTRAL], [torch.bfloat16], prompt=24, requests=2, batch=4
         ),
         "correctness": lambda: correctness(log, "cuda", models, dtypes),
         "edges": lambda: edges(log, "cuda", torch.bfloat16),
@@ -329,7 +342,7 @@ def _run(log: Log, phase: str, options: argparse.Namespace) -> None:
         "speed": lambda: speed(log, models, machine(log)),
         "blocks": lambda: block_sizes(log),
         "engine": lambda: engine(log),
-        "graphs": lambda: graphs(log, "cuda", models, machine(log)),
+        "graphs": lambda: graphs(log, "cuda", [m for m in models if m.vocab], machine(log)),
     }
     steps[phase]()
 

@@ -16,10 +16,12 @@ from minisgl.cache.kv_pool import KVPool
 from minisgl.engine.cuda_graph import Capture, CudaGraphRunner
 from minisgl.models.config import ModelConfig, RopeConfig
 from minisgl.models.llama import LlamaForCausalLM
+from minisgl.models.mixtral import MixtralForCausalLM, SparseMoE
 from scripts.gpu_measure import Log
 from scripts.kernel_inputs import Model
 
-LAYERS = {"tiny": 2, "smollm2-135m": 30, "llama-2-7b": 32, "llama-3-8b": 32}
+LAYERS = {"tiny": 2, "tiny-mixtral": 2, "smollm2-135m": 30, "llama-2-7b": 32, "llama-3-8b": 32}
+LAYERS["mixtral-8x7b"] = 8  # a quarter of it, so that it fits where the others do
 
 
 @dataclass
@@ -47,7 +49,7 @@ def decoder(
 ) -> Decoder:
     """Build the model, its keys and its graphs."""
     config = ModelConfig(
-        architecture="LlamaForCausalLM",
+        architecture="MixtralForCausalLM" if model.experts else "LlamaForCausalLM",
         vocab_size=model.vocab,
         hidden_size=model.hidden,
         intermediate_size=model.intermediate,
@@ -59,20 +61,22 @@ def decoder(
         max_position=context,
         tie_word_embeddings=False,
         rope=RopeConfig(theta=10_000.0),
+        num_experts=model.experts,
+        experts_per_token=model.experts_per_token,
     )
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            net = LlamaForCausalLM(config)
+            net = (MixtralForCausalLM if model.experts else LlamaForCausalLM)(config)
     finally:
         torch.set_default_dtype(before)
     for parameter in net.parameters():
         if parameter.dim() == 1:
             parameter.fill_(1.0)
         else:
-            parameter.normal_(std=parameter.shape[1] ** -0.5)
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
     slots = most * context
     pool = KVPool(slots, config.num_layers, model.kv_heads, model.head_dim, dtype, device)
     for layer in pool.layers:
@@ -131,6 +135,7 @@ def step_time(made: Decoder, batch: int, bandwidth: float) -> dict[str, Any]:
     replayed = _seconds(lambda: graphs.decode(*call), graphs.device)
     embedding = graphs.model.model.embed.weight  # only a few of its rows are read
     weights = sum(p.nbytes for p in graphs.model.parameters()) - embedding.nbytes
+    weights -= sum(_idle_experts(m, batch) for m in graphs.model.modules())
     keys = sum(layer[0].nbytes for layer in graphs.pool.layers) * made.context * batch
     row = {
         "eager_us": round(eager * 1e6, 1),
@@ -155,6 +160,14 @@ def _seconds(call: Callable[[], object], device: torch.device, repeat: int = 30)
 
     run(3)
     return run(repeat)
+
+
+def _idle_experts(module: torch.nn.Module, tokens: int) -> float:
+    """Bytes of the experts that none of `tokens` tokens goes to, on average."""
+    if not isinstance(module, SparseMoE):
+        return 0.0
+    share = 1 - module.experts_per_token / module.router.shape[0]
+    return share**tokens * (module.gate_up.nbytes + module.down.nbytes)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -47,8 +47,9 @@ from scripts.kernel_cases import (
     top_tokens_case,
     vocab_mask_case,
 )
-from scripts.kernel_inputs import MODELS, Case, Maker
+from scripts.kernel_inputs import MODELS, TOWERS, Case, Maker
 from scripts.kernel_lists import model_cases
+from scripts.moe_cases import moe_case, route_case
 
 LEDGER = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "ledger.json"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -88,7 +89,7 @@ def measure(arch: int, model: str, dtype: str) -> Iterator[tuple[str, str, Resou
     """(case, kernel, resources) for each kernel that each case of a model launches on `arch`."""
     maker = Maker(DTYPES[dtype], values=False)
     with compile_only(arch) as launches:
-        for case in model_cases(maker, MODELS[model]):
+        for case in model_cases(maker, {**MODELS, **TOWERS}[model]):
             for launch in launches_of(case, launches):
                 yield case.name, launch.kernel, resources(launch)
 
@@ -104,8 +105,9 @@ def launches_of(case: Case, launches: list[CompiledLaunch]) -> list[CompiledLaun
 
 
 def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
-    """The launches of each kernel over lengths, batch sizes and cached prefixes of one model."""
+    """The launches of each kernel over lengths, batch sizes and cached prefixes."""
     maker, model = Maker(torch.bfloat16, values=False), MODELS["llama-3-8b"]
+    mixtral = MODELS["mixtral-8x7b"]
     with compile_only(arch) as launches:
         for n in (1, 2, 3, 8, 15, 16, 17, 64, 100, 256):
             cases = [
@@ -116,6 +118,8 @@ def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
                 embedding_case(maker, model, n),
                 kv_store_case(maker, model, n, pool_slots=4096),
                 linear_case(maker, "o", n, model.hidden, model.hidden),
+                route_case(maker, mixtral, n),
+                moe_case(maker, mixtral, n),
                 extend_case(maker, model, f"{n} new", [n], [0]),
                 extend_case(maker, model, f"{n} over {7 * n}", [n] * 3, [7 * n] * 3),
                 decode_case(maker, model, f"B={n}", [1000 + n] * n, columns=4096),
@@ -199,7 +203,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--arch", type=int, nargs="+", choices=SHARED_LIMIT, default=[*SHARED_LIMIT]
     )
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=[*MODELS])
+    parser.add_argument(
+        "--model", nargs="+", choices=[*MODELS, *TOWERS], default=[*MODELS, *TOWERS]
+    )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=[*DTYPES])
     parser.add_argument("--write", action="store_true", help=f"record the result in {LEDGER.name}")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")

@@ -114,12 +114,12 @@ class LinearLayers:
 class Transformers:
     """`generate` as its users write it: SDPA, KV cache, one batch, no padding (equal lengths)."""
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, **options: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options
         ).eval()
 
     def generate(self, ids: Ids, new: int) -> Ids:
@@ -137,6 +137,13 @@ class Transformers:
             )
         answers: Ids = out[:, x.shape[1] :].tolist()
         return answers
+
+
+class TransformersEager(Transformers):
+    """Its experts multiplied one by one, where a model has experts."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        super().__init__(model, dtype, experts_implementation="eager")
 
 
 class LlamaCpp:
@@ -201,6 +208,7 @@ KINDS: dict[str, type[Any]] = {
     "minisgl": Minisgl,
     "linear-layers": LinearLayers,
     "transformers": Transformers,
+    "transformers-eager": TransformersEager,
     "llama.cpp": LlamaCpp,
 }
 

@@ -12,9 +12,10 @@ import torch
 from scripts import gpu_check, gpu_graphs
 from scripts.gpu_measure import GOALS, Log, compare
 from scripts.gpu_process import run_within
-from scripts.kernel_inputs import TINY, Case, Maker
+from scripts.kernel_inputs import TINY, TINY_MIXTRAL, TINY_TOWER, Case, Maker
 from scripts.kernel_lists import edge_cases, model_cases, speed_cases
 
+TINY_MODELS = [TINY, TINY_MIXTRAL, TINY_TOWER]
 SMALL = {"prompt": 20, "requests": 2, "batch": 3}
 SMALL_EDGES = {"tokens": 80, "pool_elements": 2**12, "vocab": 300, "logits": 900}
 KERNELS = {*GOALS, "adjust_logits"}  # it changes a few numbers: there is nothing to time
@@ -43,7 +44,7 @@ def test_command_line(capsys):
 
 def test_correctness_and_edges_pass_at_tiny_size(tmp_path):
     log = Log(tmp_path)
-    gpu_check.correctness(log, "cpu", [TINY], [torch.bfloat16], **SMALL)
+    gpu_check.correctness(log, "cpu", TINY_MODELS, [torch.bfloat16], **SMALL)
     gpu_check.edges(log, "cpu", torch.bfloat16, **SMALL_EDGES)
     assert log.failed == []
     written = [json.loads(line) for line in log.path.read_text().splitlines()]
@@ -53,7 +54,8 @@ def test_correctness_and_edges_pass_at_tiny_size(tmp_path):
 
 
 def test_speed_inputs_build_and_run():
-    cases = list(speed_cases(Maker(torch.float32), TINY, tokens=32, length=16, batch=4))
+    make, sizes = Maker(torch.float32), {"tokens": 32, "length": 16, "batch": 4}
+    cases = [c for model in TINY_MODELS for c in speed_cases(make, model, **sizes)]
     assert {case.kernel for case in cases} == set(GOALS)
     for case in cases:
         case.run()
@@ -66,9 +68,9 @@ def test_speed_inputs_build_and_run():
 
 def test_an_empty_machine_needs_no_values():
     make = Maker(torch.bfloat16, values=False)
-    assert {case.kernel for case in model_cases(make, TINY, **SMALL)} == KERNELS
+    assert {c.kernel for model in TINY_MODELS for c in model_cases(make, model, **SMALL)} == KERNELS
     edges = {case.kernel for case in edge_cases(make, **SMALL_EDGES)}
-    assert {"linear", "kv_store", "extend_attention", "decode_attention", "sample"} <= edges
+    assert {"linear", "moe", "kv_store", "extend_attention", "decode_attention", "sample"} <= edges
 
 
 def constant_case(outputs: list[torch.Tensor], expected: torch.Tensor, **options) -> Case:
@@ -117,7 +119,7 @@ def test_the_engine_phase_compares_tokens(tmp_path):
     log = Log(tmp_path)
     gpu_check.engine(log, device="cpu")
     assert log.failed == []
-    assert log.rows[0]["tokens"] == 4 * 24
+    assert [row["tokens"] for row in log.rows] == [4 * 24, 4 * 24]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -189,10 +191,13 @@ def test_a_step_that_reads_padding_is_seen(decoder, monkeypatch):
 
 def test_the_graphs_phase(tmp_path):
     log = Log(tmp_path)
-    gpu_graphs.graphs(log, "cpu", [TINY], 1e9, most=5, context=12, capture=lambda step: step)
+    gpu_graphs.graphs(
+        log, "cpu", [TINY, TINY_MIXTRAL], 1e9, most=5, context=12, capture=lambda step: step
+    )
     names = [row["name"] for row in log.rows]
     assert names[:3] == ["tiny capture", "tiny replay == eager", "tiny invariance"]
     # On a CPU another batch size may round otherwise: here only the rest must succeed.
     assert {row["name"] for row in log.failed} <= set(names[1:3])
     assert not any("error" in row for row in log.rows)
-    assert [row["floor_us"] > 0 for row in log.rows[3:]] == [True] * 3
+    steps = [row["floor_us"] for row in log.rows if " step " in row["name"]]
+    assert len(steps) == 6 and min(steps) > 0
