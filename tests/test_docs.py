@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.config import EngineConfig
+from minisgl.media import Limits
 from minisgl.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +93,7 @@ def knobs(page: str, config: str) -> list[list[str]]:
     return rows[2:]
 
 
-@pytest.mark.parametrize("config", [EngineConfig, SamplingParams])
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, Limits])
 def test_every_knob_is_in_the_table_with_its_default(config: type) -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = knobs(page, config.__name__)
