@@ -1,6 +1,6 @@
 """Do the tests bite? Break the code one line at a time and see if they notice.
 
-    python scripts/mutants.py              # the cache, then Mixtral's kernels and model
+    python scripts/mutants.py              # the cache, Mixtral's and LLaVA's kernels and models
     python scripts/mutants.py --room kernels
 
 Each mutant is a copy of the code with one change, tested in a temporary directory. The script
@@ -23,14 +23,22 @@ TREE, NODE = "cache/radix_cache.py", "cache/tree_node.py"
 POOL, TABLE = "cache/kv_pool.py", "cache/req_to_token.py"
 ROUTE, SORT, MOE = "kernels/moe_route.py", "kernels/moe_sort.py", "kernels/moe.py"
 MIXTRAL = "models/mixtral.py"
+LAYER_NORM, GELU = "kernels/layer_norm.py", "kernels/gelu.py"
+POOL_GRID = "kernels/pool_grid.py"
+ANYRES, CLIP = "models/anyres.py", "models/clip.py"
+LLAVA, LAYOUTS = "models/llava.py", "models/llava_layouts.py"
 
-TESTS = {  # room -> the tests of its mutants
-    "cache": [
+SUITES = {  # how a mutant's file begins -> its tests, in tests/ and the room; kernels interpreted
+    "cache/": [
         "test_radix_cache.py", "test_radix_model.py", "test_kv_pool.py", "test_req_to_token.py",
     ],
-    "kernels": ["test_moe.py"],  # interpreted
-    "models": ["test_mixtral.py"],
+    "kernels/moe": ["test_moe.py"],
+    "kernels/": ["test_layer_norm.py", "test_gelu.py", "test_pool_grid.py"],
+    "models/mixtral": ["test_mixtral.py"],
+    "models/anyres": ["test_anyres.py"],
+    "models/": ["test_clip.py", "test_llava.py", "test_llava_layouts.py"],
 }  # fmt: skip
+ROOMS = ("cache", "kernels", "models")
 
 
 class Mutant(NamedTuple):
@@ -42,8 +50,8 @@ class Mutant(NamedTuple):
     new: str
 
     @property
-    def room(self) -> str:
-        return self.file.split("/")[0]
+    def suite(self) -> str:
+        return next(suite for suite in SUITES if self.file.startswith(suite))
 
 
 MUTANTS = [
@@ -178,11 +186,84 @@ MUTANTS = [
         "in zip(rows, [*rows.values()][::-1])",
     ),
     Mutant("down is cut along its rows", MIXTRAL, "WeightSlot(down, 1,", "WeightSlot(down, 0,"),
+    Mutant(
+        "lanes past D are deviations",
+        LAYER_NORM,
+        "tl.where(d < D, x - mean[:, None], 0.0)",
+        "x - mean[:, None]",
+    ),
+    Mutant("the mean stays in", LAYER_NORM, "x - mean[:, None], 0.0)", "x, 0.0)"),
+    Mutant("the shift is dropped", LAYER_NORM, "[:, None] * w + b", "[:, None] * w"),
+    Mutant("quick is exact and exact quick", GELU, "if QUICK:", "if not QUICK:"),
+    Mutant("quick is SiLU", GELU, "tl.sigmoid(1.702 * x)", "tl.sigmoid(x)"),
+    Mutant("erf of z, not of z / √2", GELU, "tl.erf(x * 0.7071067811865476)", "tl.erf(x)"),
+    Mutant("every frame is the first", POOL_GRID, "frame * stride_xf", "0 * stride_xf"),
+    Mutant("a row goes on in the next", POOL_GRID, "n // out % out * STRIDE", "n // out * STRIDE"),
+    Mutant("no maximum is negative", POOL_GRID, 'float("-inf")', "0.0"),
+    Mutant("wasted canvas does not count", ANYRES, "kept - canvas[0] * canvas[1]", "0"),
+    Mutant("an image may grow", ANYRES, ", width * height)", ", 10**12)"),
+    Mutant("a side is rounded down", ANYRES, "math.ceil(size[0] *", "int(size[0] *"),
+    Mutant("odd padding is lost", ANYRES, "left + odd_x", "left"),
+    Mutant("the other side is cut", ANYRES, "width * rows > columns", "width * rows < columns"),
+    Mutant("a row has no newline", ANYRES, "height * (width + 1)", "height * width"),
+    Mutant(
+        "the class token is last",
+        CLIP,
+        "[self.class_token.expand(N, 1, -1), x]",
+        "[x, self.class_token.expand(N, 1, -1)]",
+    ),
+    Mutant("a patch sees those before it", CLIP, "causal=False", "causal=True"),
+    Mutant("patches go column by column", CLIP, "(0, 2, 4, 1, 3, 5)", "(0, 4, 2, 1, 3, 5)"),
+    Mutant(
+        "a state lacks its last block's MLP",
+        CLIP,
+        "states[i + 1] = x + residual",
+        "states[i + 1] = residual",
+    ),
+    Mutant("every GELU is quick", CLIP, 'c.hidden_act == "quick_gelu"', "True"),
+    Mutant("a needless layer is asked for", CLIP, "len(self.layers) <= int", "99 <= int"),
+    Mutant("tiles lie one below the other", LLAVA, "split.transpose(1, 2)", "split"),
+    Mutant("a newline begins a row", LLAVA, "[kept, newlines]", "[newlines, kept]"),
+    Mutant(
+        "the base comes last",
+        LLAVA,
+        "[tiles[0], lines.flatten(0, 1)]",
+        "[lines.flatten(0, 1), tiles[0]]",
+    ),
+    Mutant(
+        "the padding stays",
+        LLAVA,
+        "features[unpadded(size, (rows * side, columns * side))]",
+        "features",
+    ),
+    Mutant("the class token stays", LLAVA, '== "default" else 0', '== "full" else 0'),
+    Mutant("one pass is all", LLAVA, "tiles.split(MAX_TILES)", "tiles.split(MAX_TILES)[:1]"),
+    Mutant("a window is read sideways", LLAVA, "(0, 1, 3, 5, 2, 4)", "(0, 1, 3, 5, 4, 2)"),
+    Mutant(
+        "a GELU before the first layer",
+        LLAVA,
+        "x = self.layers[0](x)",
+        "x = self.layers[0](gelu(x, quick=False))",
+    ),
+    Mutant("the authors' pinpoints as they stand", LAYOUTS, "((h, w) for w", "((w, h) for w"),
+    Mutant(
+        "layer -1 is the last but one",
+        LAYOUTS,
+        "n + vision.num_layers + 1 if",
+        "n + vision.num_layers if",
+    ),
+    Mutant(
+        "a tower inside is not seen",
+        LAYOUTS,
+        'return vision, "" if inside else home',
+        "return vision, home",
+    ),
 ]
 
 
-def tests_pass(room: str, mutant: Mutant | None) -> bool:
-    """Run the tests of a room on a copy of the code with `mutant` in it."""
+def tests_pass(suite: str, mutant: Mutant | None) -> bool:
+    """Run the tests of a suite on a copy of the code with `mutant` in it."""
+    room = suite.split("/")[0]
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for part in ("minisgl", "scripts", f"tests/{room}"):
@@ -197,7 +278,7 @@ def tests_pass(room: str, mutant: Mutant | None) -> bool:
                     f"{mutant.file} has {source.count(mutant.old)} times {mutant.old!r}"
                 )
             path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
-        tests = [f"tests/{room}/{name}" for name in TESTS[room]]
+        tests = [f"tests/{room}/{name}" for name in SUITES[suite]]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         env = os.environ | ({"TRITON_INTERPRET": "1"} if room == "kernels" else {})
         result = subprocess.run(
@@ -213,19 +294,19 @@ def tests_pass(room: str, mutant: Mutant | None) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--room", nargs="+", choices=TESTS, default=[*TESTS])
+    parser.add_argument("--room", nargs="+", choices=ROOMS, default=[*ROOMS])
     rooms = parser.parse_args(arguments).room
-    for room in rooms:
-        if not tests_pass(room, None):
-            print(f"the tests of {room} fail on the code as it is: no mutant can tell anything")
+    tried = [mutant for mutant in MUTANTS if mutant.file.startswith(tuple(rooms))]
+    for suite in dict.fromkeys(mutant.suite for mutant in tried):
+        if not tests_pass(suite, None):
+            print(f"the tests of {suite} fail on the code as it is: no mutant can tell anything")
             return 1
-    tried = [mutant for mutant in MUTANTS if mutant.room in rooms]
     survivors = 0
     for mutant in tried:
-        survives = tests_pass(mutant.room, mutant)
+        survives = tests_pass(mutant.suite, mutant)
         survivors += survives
         print(
-            f"{'SURVIVES' if survives else 'killed  '}  {mutant.file:22} {mutant.what}", flush=True
+            f"{'SURVIVES' if survives else 'killed  '}  {mutant.file:24} {mutant.what}", flush=True
         )
     print(f"{len(tried) - survivors} of {len(tried)} mutants killed")
     return 1 if survivors else 0

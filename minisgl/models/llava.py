@@ -56,7 +56,7 @@ _PREFIXES = (
 
 
 class Projector(nn.Module):
-    """One linear layer, or several with a GELU between each two.  x [M, F] -> [M, hidden]."""
+    """One linear layer, or several with a GELU between each two.  x [M, D] -> [M, hidden]."""
 
     def __init__(self, config: LlavaConfig) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class LlavaForConditionalGeneration(nn.Module):
         values = [p.values.to(weight.device, weight.dtype) for p in pixels]
         seen = self._see(torch.cat(values)).split([len(v) for v in values])
         encoded = []
-        for p, features in zip(pixels, seen, strict=True):  # features [tiles, n, F]
+        for p, features in zip(pixels, seen, strict=True):  # features [tiles, n, D]
             if p.is_video:
                 assert self.frame_pool is not None, "a video for a model that takes none"
                 tokens = self._project(self.frame_pool(features)).flatten(0, 1)
@@ -156,7 +156,7 @@ class LlavaForConditionalGeneration(nn.Module):
         return encoded
 
     def _see(self, tiles: torch.Tensor) -> torch.Tensor:
-        """tiles [N, 3, H, W] -> features [N, n, F], those of several layers side by side."""
+        """tiles [N, 3, H, W] -> features [N, n, D], those of several layers side by side."""
         first = 1 if self.config.feature_select == "default" else 0  # the class token is the 0th
         parts = []
         for some in tiles.split(MAX_TILES):
@@ -165,7 +165,7 @@ class LlavaForConditionalGeneration(nn.Module):
         return torch.cat(parts)
 
     def _project(self, features: torch.Tensor) -> torch.Tensor:
-        """[N, n, F] -> [N, n, hidden]."""
+        """[N, n, D] -> [N, n, hidden]."""
         N, n = features.shape[:2]
         y: torch.Tensor = self.projector(features.flatten(0, 1)).view(N, n, -1)
         return y
