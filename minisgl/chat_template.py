@@ -79,14 +79,15 @@ class ChatTemplate:
 
     Args:
         source: the directory, or the contents of its tokenizer_config.json.
+        template: one to use in place of the one there.
 
     Raises:
         ValueError: there is no template, or it is not valid jinja.
     """
 
-    def __init__(self, source: str | Path | Mapping[str, Any]) -> None:
+    def __init__(self, source: str | Path | Mapping[str, Any], template: str | None = None) -> None:
         config = source if isinstance(source, Mapping) else _read_config(Path(source))
-        self.source = _default_of(config.get("chat_template"))
+        self.source = _default_of(config.get("chat_template") if template is None else template)
         named = {name: _content(config.get(name)) for name in _NAMED}
         self._named = {name: text for name, text in named.items() if text is not None}
         self.bos_token = self._named.get("bos_token")
@@ -95,13 +96,21 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"the model's chat template is broken: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The conversation as the model reads it.  BOS is in it if the template prints one, so
         encode it with `add_special_tokens=False`; `encode` does both and more.
 
         Args:
             messages: dicts with "role" and "content", the oldest first.
             add_generation_prompt: end where the assistant's answer begins.
+            tools: what the model may call, each {"type": "function", "function": {"name", ...}}; a
+                template that knows of none leaves them out.
 
         The content of a message is a text, or a list of parts for a model that sees: {"type":
         "image"}, {"type": "video"}, {"type": "text", "text": "..."}.  A template that knows texts
@@ -120,18 +129,24 @@ class ChatTemplate:
                 )
         messages = [self._with_content(message) for message in messages]
         try:
-            return self._render(messages, add_generation_prompt=add_generation_prompt)
+            return self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         except (jinja2.TemplateError, TypeError) as error:
             roles = ", ".join(m["role"] for m in messages)
             raise ValueError(
                 f"the model's chat template refuses these messages (roles: {roles}): {error}"
             ) from error
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         return self._template.render(
             messages=[{k: v for k, v in m.items() if v is not None} for m in messages],
             add_generation_prompt=add_generation_prompt,
-            tools=None,  # defined, as templates expect of `transformers`
+            tools=tools,  # defined, as templates expect of `transformers`
             documents=None,
             **self._named,
         )
@@ -169,18 +184,23 @@ class ChatTemplate:
         tokenizer: Encoder,
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """The conversation's ids.
 
         With exactly one BOS if the tokenizer puts one before a text: the template's, or else ours.
-        A special token written inside a message ("what does <|im_end|> mean?") stays ordinary text,
-        so that nobody can end their own turn and speak as somebody else.
+        A special token written inside a message ("what does <|im_end|> mean?") or a tool stays
+        ordinary text, so that nobody can end their own turn and speak as somebody else.
 
         Raises:
             ValueError: as `render`.
         """
-        quote = _Quote(messages, tokenizer.special_tokens)
-        rendered = self.render(quote.quoted, add_generation_prompt=add_generation_prompt)
+        quote = _Quote([*messages, *(tools or ())], tokenizer.special_tokens)
+        rendered = self.render(
+            quote.quoted[: len(messages)],
+            add_generation_prompt=add_generation_prompt,
+            tools=quote.quoted[len(messages) :] or None,
+        )
         text, spans = quote.unquote(rendered)
         ids = tokenizer.encode(text, add_special_tokens=False, as_text=spans)
         bos = tokenizer.bos_token_id

@@ -15,7 +15,7 @@ from minisgl.engine.constrained import Constraint, Jump
 from minisgl.engine.handle import Outcome
 from minisgl.engine.logprobs import has_nan, told_of_prompt
 from minisgl.engine.model_runner import ModelRunner
-from minisgl.engine.output import Completion, EngineError, FinishReason, TokenLogprob
+from minisgl.engine.output import Chunk, Completion, EngineError, FinishReason, TokenLogprob
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.stats import Meter
@@ -84,7 +84,7 @@ class Answers:
         self._leave(req, reason)
         asked = req.params
         text += req.detokenizer.finish()
-        self._post(req, text, final=len(req.output_ids))
+        last = self._piece(req, text, final=len(req.output_ids))
         self._end(
             req,
             Completion(
@@ -102,6 +102,7 @@ class Answers:
                 prompt_logprobs=told_of_prompt(req),
                 removed=None if req.constraint is None else list(req.constraint.removed),
             ),
+            last,
         )
 
     def fail(self, req: Req, error: BaseException) -> None:
@@ -174,17 +175,19 @@ class Answers:
             self.finish(req, "length", None, text)
         elif text:
             # Ids that a jump may still change are posted later.
-            self._post(req, text, constraint.final if constraint else len(req.output_ids))
+            final = constraint.final if constraint else len(req.output_ids)
+            piece = self._piece(req, text, final)
+            req.mailbox.add(piece.text, piece.token_ids, piece.logprobs)
 
-    def _post(self, req: Req, text: str, final: int) -> None:
+    def _piece(self, req: Req, text: str, final: int) -> Chunk:
         """More text, and what is new of the first `final` ids."""
         ids = req.output_ids[req.sent : final]
         logprobs = None if req.params.logprobs is None else req.logprobs[req.sent : final]
         req.sent += len(ids)
-        req.mailbox.add(text, ids, logprobs)
+        return Chunk(text, ids, None, logprobs)
 
-    def _end(self, req: Req, outcome: Outcome) -> None:
-        req.mailbox.end(outcome)
+    def _end(self, req: Req, outcome: Outcome, last: Chunk | None = None) -> None:
+        req.mailbox.end(outcome, last)
         req.images = ()  # who keeps a handle need not keep the pixels
         self.live.remove(req)  # last: until then a fault has to be told
 

@@ -45,20 +45,19 @@ class Mailbox:
     def add(self, text: str, ids: list[int], logprobs: list[TokenLogprob] | None = None) -> None:
         """One more piece; never blocks."""
         with self._changed:
-            self._text.append(text)
-            self._ids += ids
-            if logprobs is not None:
-                self._logprobs = self._logprobs or []
-                self._logprobs += logprobs
+            self._put(text, ids, logprobs)
             if self._readers:
                 self._changed.notify_all()
             self._wake(at_end=False)
 
-    def end(self, outcome: Outcome) -> bool:
-        """The one end; False, and nothing changes, if it has come already."""
+    def end(self, outcome: Outcome, last: Chunk | None = None) -> bool:
+        """The one end, together with a last piece, so that nobody reads that as one of many; False,
+        and nothing changes, if it has come already."""
         with self._changed:
             if self._outcome is not None:
                 return False
+            if last is not None:
+                self._put(last.text, last.token_ids, last.logprobs)
             self._outcome = outcome
             self._changed.notify_all()
             self._wake(at_end=True)
@@ -103,6 +102,13 @@ class Mailbox:
                     return self._take()
                 news = self._waker(at_end=False)
             await self._until(news)
+
+    def _put(self, text: str, ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
+        self._text.append(text)
+        self._ids += ids
+        if logprobs is not None:
+            self._logprobs = self._logprobs or []
+            self._logprobs += logprobs
 
     def _has_news(self) -> bool:
         return bool(self._text) or self._outcome is not None

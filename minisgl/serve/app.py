@@ -1,0 +1,38 @@
+"""The application: routes, errors, and what stands before them.
+
+AccessLog -> CORS -> RequireKey -> ReadBody -> Gate -> routes
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from minisgl import __version__
+from minisgl.serve import chat, completions, errors, native, pages
+from minisgl.serve.access_log import AccessLog
+from minisgl.serve.desk import Desk
+from minisgl.serve.limits import Gate, ReadBody, RequireKey
+
+
+def make_app(desk: Desk) -> ASGIApp:
+    """The whole server, as an ASGI application."""
+    routes = FastAPI(title="minisgl", version=__version__, docs_url=None, redoc_url=None)
+    routes.state.desk = desk
+    errors.install(routes)
+    for room in (completions, chat, native, pages):
+        routes.include_router(room.router)
+    config = desk.config
+    app: ASGIApp = Gate(routes, desk)
+    app = ReadBody(app, config.max_body_mib * 2**20)
+    if config.api_key is not None:
+        app = RequireKey(app, config.api_key)
+    if config.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+        )
+    return AccessLog(app)

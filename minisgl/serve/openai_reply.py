@@ -1,0 +1,99 @@
+"""What both OpenAI routes put into their answers: usage, log-probabilities, ids."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from minisgl.engine.output import Completion, TokenLogprob
+from minisgl.tokenizer import Tokenizer
+
+UNLIKELY = -9999.0  # OpenAI's number for a token that can't be; JSON has no -inf
+
+
+def head(kind: str, model: str) -> dict[str, Any]:
+    """The fields that an answer, and each chunk of it, begins with."""
+    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+def usage(done: Sequence[Completion]) -> dict[str, Any]:
+    """Of all answers to all prompts; a prompt counts once, whatever n is."""
+    prompts = [one for one in done if one.index == 0]
+    prompt = sum(one.prompt_tokens for one in prompts)
+    answer = sum(one.completion_tokens for one in done)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
+    }
+
+
+def visible(told: Sequence[TokenLogprob], size: int, tokenizer: Tokenizer) -> list[TokenLogprob]:
+    """Of `told`, the tokens that begin within the next `size` bytes of text: not EOS, nor those of
+    a stop string that was cut off."""
+    kept, at = [], 0
+    for each in told:
+        if at >= size:
+            break
+        kept.append(each)
+        at += len(tokenizer.token_bytes(each.token_id))
+    return kept
+
+
+def chat_logprobs(told: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+    """In the form of chat completions."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        text = data.decode("utf-8", errors="replace")
+        return {"token": text, "bytes": list(data), "logprob": _finite(logprob)}
+
+    content = [
+        entry(each.token_id, each.logprob)
+        | {"top_logprobs": [entry(token, logprob) for token, logprob in each.top]}
+        for each in told
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    told: Sequence[tuple[int, TokenLogprob | None]], tokenizer: Tokenizer, offset: int
+) -> dict[str, Any]:
+    """In the form of completions: of tokens (id, log-probability) whose text begins `offset`
+    characters into the choice's; None: the first of a prompt, which nothing comes before."""
+    offsets, seen = [], b""
+    for token, _ in told:
+        offsets.append(offset + len(seen.decode("utf-8", errors="ignore")))
+        seen += tokenizer.token_bytes(token)
+    return {
+        "tokens": [token_text(tokenizer, token) for token, _ in told],
+        "token_logprobs": [each and _finite(each.logprob) for _, each in told],
+        "top_logprobs": [
+            each and {token_text(tokenizer, token): _finite(lp) for token, lp in each.top}
+            for _, each in told
+        ],
+        "text_offset": offsets,
+    }
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text; part of a character is "bytes:\\\\xf0\\\\x9f", so that no two are alike."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else UNLIKELY
