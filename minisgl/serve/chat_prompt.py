@@ -31,7 +31,7 @@ def read(
     described = [tool.model_dump(exclude_none=True) for tool in tools] or None
     if described and template.render(plain, tools=described) == template.render(plain):
         raise ValueError("tools: the model's chat template has no place for them")
-    ids = template.encode(plain, engine.tokenizer, tools=described)
+    ids = template.encode(plain, engine.door.encoder, tools=described)
     if begun:
         ids += engine.tokenizer.encode(begun, add_special_tokens=False)
     return Prompt(ids, images) if images else ids
