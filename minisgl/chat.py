@@ -73,6 +73,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json-schema", metavar="FILE", help="answers are JSON, valid by this schema")
     p.add_argument("--device", choices=DEVICES, default="auto")
     p.add_argument("--dtype", choices=DTYPES, default="auto")
+    p.add_argument(
+        "--tp", type=int, default=1, metavar="N", help="split the layers over N GPUs (default: 1)"
+    )
     p.add_argument("--trace", metavar="FILE", help="write a trace of every step, for Perfetto")
     p.add_argument("--verbose", action="store_true", help="say what each answer took")
     return p
@@ -130,7 +133,12 @@ def run(args: argparse.Namespace, params: SamplingParams, asked: str | None) -> 
     from minisgl.models.hub import cache_dir
 
     bars = sys.stderr.isatty()
-    settings = {"device": args.device, "dtype": args.dtype, "trace": args.trace}
+    settings = {
+        "device": args.device,
+        "dtype": args.dtype,
+        "tp_size": args.tp,
+        "trace": args.trace,
+    }
     with Engine(args.model, progress=bars, **settings) as engine:
         chat = Chat(engine, params, system=args.system, verbose=args.verbose)
         if asked is not None:
