@@ -5,7 +5,8 @@
     source            path, bytes, PIL, numpy, base64, data:, http(s)           load.py
       -> its bytes    read, decoded or fetched, within `Limits`                source.py, fetch.py
       -> RGB          upright, on white, 8 bits a channel                      rgb.py
-      -> frames       of a video: which ones, and out of which decoder         frames.py, video.py
+      -> frames       of a video: which ones, and out of which decoder         frames.py, video.py,
+                                                                               decode_video.py
       -> `Image`      the frames and their key
 
 What can't be used is a `ValueError` that says why.  Nothing here knows a model: what a vision tower

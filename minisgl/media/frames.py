@@ -1,9 +1,9 @@
-"""`choose_frames`: which frames of a video are looked at."""
+"""`Choice`: which frames of a video are looked at."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
 from dataclasses import dataclass
 
 DEFAULT_NUM_FRAMES = 8  # of a video file, where nothing else is asked for
@@ -25,7 +25,7 @@ class Choice:
 
     num_frames: int | None = None
     fps: float | None = None
-    indices: Sequence[int] | None = None
+    indices: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -34,10 +34,17 @@ class Choice:
         n = self.num_frames
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
             raise ValueError(f"num_frames={n!r}: give a whole number of at least 1")
-        if self.fps is not None and not (0 < self.fps < math.inf):
-            raise ValueError(f"fps={self.fps!r}: give frames per second above 0")
-        if self.indices is not None and len(self.indices) == 0:
-            raise ValueError("indices are empty: give at least one")
+        fps = self.fps
+        if fps is not None and not (isinstance(fps, (int, float)) and 0 < fps < math.inf):
+            raise ValueError(f"fps={fps!r}: give frames per second above 0")
+        if self.indices is not None:
+            try:
+                indices = tuple(map(operator.index, self.indices))
+            except TypeError as error:
+                raise ValueError(f"indices={self.indices!r}: give whole numbers") from error
+            if not indices:
+                raise ValueError("indices are empty: give at least one")
+            object.__setattr__(self, "indices", indices)
 
     def of(self, count: int, fps: float | None, default: int | None = None) -> list[int]:
         """The indices, of a video of `count` frames, `fps` a second.
@@ -56,7 +63,7 @@ class Choice:
             for i in self.indices:
                 if not 0 <= i < count:
                     raise ValueError(f"index {i} is not among the video's frames [0, {count})")
-            return [int(i) for i in self.indices]
+            return list(self.indices)
         if self.fps is not None:
             if not fps:
                 raise ValueError(f"fps={self.fps:g}: these frames have no rate; give num_frames")

@@ -14,8 +14,8 @@ import PIL.Image
 
 from minisgl.media.frames import Choice
 from minisgl.media.limits import Limits
-from minisgl.media.rgb import from_array, open_picture, to_rgb
-from minisgl.media.source import find, read
+from minisgl.media.rgb import check_size, from_array, open_picture, to_rgb
+from minisgl.media.source import find, head, read
 from minisgl.media.video import HEAD, animation_frames, file_frames, is_video_file
 
 DEFAULT_LIMITS = Limits()
@@ -27,7 +27,7 @@ class Image:
     """RGB frames: one of an image, one or more of a video.  Equal if all their pixels are.
 
     Attributes:
-        key: a hash of the pixels, the frames' sizes and `is_video`, in [2**64, 2**192).  So the
+        key: 128 bits of a hash of the pixels, the frames' sizes and `is_video`, and 2**64.  So the
             same picture has the same key in whatever form it came, another picture has another,
             and no key is a token id, all of which are below 2**64.
     """
@@ -111,7 +111,7 @@ def load_video(
         ValueError: it can't be used, has no frames, or not those that are asked for.
     """
     try:
-        choice = Choice(num_frames, fps, None if indices is None else [int(i) for i in indices])
+        choice = Choice(num_frames, fps, None if indices is None else tuple(indices))
         return Image(tuple(_frames(source, choice, limits)), is_video=True)
     except ValueError as error:
         raise ValueError(f"video {shown(source)}: {error}") from error
@@ -141,6 +141,7 @@ def shown(source: Any) -> str:
 def _picture(source: Any, limits: Limits) -> PIL.Image.Image:
     match source:
         case PIL.Image.Image():
+            check_size(source, limits)
             return to_rgb(source)
         case np.ndarray():
             return from_array(source)
@@ -166,7 +167,7 @@ def _frames(source: Any, choice: Choice, limits: Limits) -> list[PIL.Image.Image
             return [load_image(source[i], limits).frames[0] for i in choice.of(len(source), None)]
         case str() | Path() | bytes() | bytearray() | memoryview():
             encoded = find(_plain(source), limits)
-            if is_video_file(_head(encoded)):
+            if is_video_file(head(encoded, HEAD)):
                 return file_frames(encoded, choice, limits)
             return animation_frames(read(encoded, limits), choice, limits)
         case _:
@@ -178,13 +179,3 @@ def _frames(source: Any, choice: Choice, limits: Limits) -> list[PIL.Image.Image
 
 def _plain(source: str | Path | bytes | bytearray | memoryview) -> str | Path | bytes:
     return bytes(source) if isinstance(source, (bytearray, memoryview)) else source
-
-
-def _head(encoded: bytes | Path) -> bytes:
-    if isinstance(encoded, bytes):
-        return encoded[:HEAD]
-    try:
-        with encoded.open("rb") as file:
-            return file.read(HEAD)
-    except OSError as error:
-        raise ValueError(f"can't be read: {error.strerror or error}") from error

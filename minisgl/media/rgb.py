@@ -37,13 +37,18 @@ def open_picture(data: bytes, limits: Limits) -> PIL.Image.Image:
             picture = PIL.Image.open(BytesIO(data), formats=FORMATS)
         except PIL.UnidentifiedImageError as error:
             raise ValueError(f"not a picture that can be read ({', '.join(FORMATS)})") from error
+    check_size(picture, limits)
+    return picture
+
+
+def check_size(picture: PIL.Image.Image, limits: Limits) -> None:
+    """ValueError if there are more pixels than allowed; what its header says is enough to know."""
     width, height = picture.size
     if width * height > limits.max_pixels:
         raise ValueError(
-            f"its header says {width} x {height} = {width * height} pixels; at most "
-            f"{limits.max_pixels} are allowed"
+            f"it has {width} x {height} = {width * height} pixels; at most {limits.max_pixels} "
+            "are allowed"
         )
-    return picture
 
 
 def to_rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
@@ -97,10 +102,9 @@ def from_array(array: np.ndarray[Any, Any]) -> PIL.Image.Image:
     if array.ndim != 3 or array.shape[2] not in (1, 2, 3, 4) or array.size == 0:
         raise ValueError(f"shape {array.shape}: give [H, W] or [H, W, C] with C = 1, 2, 3 or 4")
     pixels = _to_8_bits(array)
-    mode = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[array.shape[2]]
-    return to_rgb(
-        PIL.Image.fromarray(np.ascontiguousarray(pixels.squeeze(2) if mode == "L" else pixels))
-    )
+    if pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    return to_rgb(PIL.Image.fromarray(np.ascontiguousarray(pixels)))
 
 
 def _to_8_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

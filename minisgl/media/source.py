@@ -46,12 +46,17 @@ def find(source: str | Path | bytes, limits: Limits) -> Encoded:
 
 
 def read(encoded: Encoded, limits: Limits) -> bytes:
-    """Its bytes."""
+    """All its bytes."""
+    return _bounded(head(encoded, limits.max_bytes + 1), limits)
+
+
+def head(encoded: Encoded, size: int) -> bytes:
+    """Its first bytes, at most `size`."""
     if isinstance(encoded, bytes):
-        return encoded
+        return encoded[:size]
     try:
         with encoded.open("rb") as file:
-            return _bounded(file.read(limits.max_bytes + 1), limits)
+            return file.read(size)
     except OSError as error:
         raise ValueError(f"can't be read: {error.strerror or error}") from error
 

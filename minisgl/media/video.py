@@ -89,12 +89,12 @@ def _decoded(file: Path, choice: Choice, limits: Limits) -> list[PIL.Image.Image
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise ValueError(f"broken: its decoder died ({done.returncode}) {' '.join(last)}")
-    head, _, data = done.stdout.partition(b"\n")
-    told = json.loads(head)
+    end = done.stdout.index(b"\n")
+    told = json.loads(done.stdout[:end])
     if "error" in told:
         raise ValueError(told["error"])
     shape = told["frames"], told["height"], told["width"], 3
-    frames = np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    frames = np.frombuffer(done.stdout, dtype=np.uint8, offset=end + 1).reshape(shape)
     return [PIL.Image.fromarray(frame) for frame in frames]
 
 

@@ -134,6 +134,8 @@ class TestForms:
                 load(name, Limits(allow_files=False))
         with pytest.raises(ValueError, match="7 x 5 = 35 pixels; at most 34"):
             load(PNG, Limits(max_pixels=34))
+        with pytest.raises(ValueError, match="7 x 5 = 35 pixels; at most 34"):
+            load(CAT, Limits(max_pixels=34))
         assert load(PNG, Limits(max_pixels=35))
 
     @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ class TestFrames:
             ({"indices": [0, 20]}, "index 20 is not among the video's frames [0, 20)"),
             ({"indices": [-1]}, "index -1"),
             ({"indices": []}, "indices are empty"),
+            ({"indices": [0, 1.5]}, "indices=(0, 1.5): give whole numbers"),
+            ({"fps": "fast"}, "fps='fast'"),
             ({"fps": 0}, "fps=0"),
             ({"fps": float("nan")}, "fps=nan"),
             ({"fps": 1}, "these frames have no rate"),
