@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import minisgl.lang as sgl
 from scripts.examples.common import cached, options, read_jsonl
@@ -64,13 +65,16 @@ def answer(s, question: str, retrieve: Retriever, k: int = 2):
     s += sgl.assistant(sgl.gen("answer"))
 
 
+def read(path: Path, limit: int) -> tuple[list[str], list[str]]:
+    """The passages and at most `limit` questions of a file of articles."""
+    articles = read_jsonl(path)
+    questions = [qa["q"] for article in articles for qa in article["qas"]]
+    return [p for article in articles for p in article["paragraphs"]], questions[:limit]
+
+
 def main(argv: Sequence[str] | None = None) -> list[sgl.ProgramState]:
     args = options(__doc__, argv, max_tokens=32)
-    corpus, questions = CORPUS, QUESTIONS
-    if args.data:
-        articles = read_jsonl(args.data)
-        corpus = [passage for article in articles for passage in article["paragraphs"]]
-        questions = [qa["q"] for article in articles for qa in article["qas"]][: args.limit]
+    corpus, questions = read(args.data, args.limit) if args.data else (CORPUS, QUESTIONS)
     retrieve = Retriever(corpus)
     states = []
     for question in questions:

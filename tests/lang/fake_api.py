@@ -66,7 +66,7 @@ class FakeApi:
     asked: the requests, in order of arrival; those of models only.
     faults: of the requests to come.
     info: what the native server tells about its model.
-    refuses: names in a body that are an error 400.
+    refuses: names in a body that are an error 400, and what it knows instead.
     """
 
     def __init__(self, says: Callable[[Asked], str]) -> None:
@@ -74,7 +74,7 @@ class FakeApi:
         self.asked: list[Asked] = []
         self.faults: list[Fault] = []
         self.info: dict[str, Any] = {"model_path": "fake", "is_generation": True}
-        self.refuses: set[str] = set()
+        self.refuses: dict[str, str] = {}
         self.closing = threading.Event()
         self.lock = threading.Lock()
         self._server = _Server(self)
@@ -149,8 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if fault.status != 200:
             return self._error(fault.status, fault.message, fault.headers, fault.code)
-        for name in api.refuses & set(body):
-            return self._error(400, f"Unsupported parameter: {name!r}. Use the other name.")
+        for name, other in api.refuses.items():
+            if name in body:
+                message = f"Unsupported parameter: {name!r} is not supported. Use {other!r}."
+                return self._error(400, message)
         if fault.body is not None:
             return self._send(fault.body.encode(), 200, "application/json", {})
         match self.path:

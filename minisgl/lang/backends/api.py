@@ -12,7 +12,7 @@ import json
 import os
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -234,11 +234,14 @@ class ApiBackend(Backend):
 
 def schema_of(params: SamplingParams) -> Any:
     """The answer's JSON schema as a dict, or as True for any JSON."""
-    from minisgl.fsm.json_schema import (
-        as_schema,
-    )
+    from minisgl.fsm.json_schema import as_schema  # only here: with it comes numpy
 
-    return as_schema(params.json_schema)
+    schema = as_schema(params.json_schema)
+    if isinstance(schema, Mapping) and schema.get("$ref", "").startswith("#/$defs/"):
+        # That of a class points at one of its own parts; an API wants an object at the root.
+        name = schema["$ref"].removeprefix("#/$defs/")
+        schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
+    return schema
 
 
 def chosen(reply: str, choices: Sequence[str]) -> str | None:

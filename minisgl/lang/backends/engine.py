@@ -63,6 +63,16 @@ class EngineBackend(Backend):
         done = await self.engine.agenerate(prompt, params)
         return [self._answer(c) for c in (done if isinstance(done, list) else [done])]
 
+    async def generate_all(
+        self, contexts: Sequence[Context], params: Sequence[SamplingParams]
+    ) -> list[list[Answer]]:
+        """See `Backend`; one submission, so what they have in common is computed once."""
+        prompts = await asyncio.to_thread(lambda: [self._prompt(each) for each in contexts])
+        done = await self.engine.agenerate(prompts, list(params))
+        assert isinstance(done, list)
+        answers = map(self._answer, done)
+        return [[next(answers) for _ in range(each.n)] for each in params]
+
     async def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
         """See `Backend`."""
         prompt = await asyncio.to_thread(self._prompt, context)
