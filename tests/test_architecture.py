@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizer": set(),
     "detokenizer": {"tokenizer"},
     "chat_template": set(),
+    "svg": set(),
     "kernels": set(),
     "cache": set(),
     "fsm": set(),
@@ -34,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat_turns": {"sampling", "engine", "chat_media"},
     "chat_commands": {"sampling", "fsm", "chat_media", "chat_turns"},
     "chat": {"config", "sampling", "models", "engine", "chat_turns", "chat_commands"},
-    "lang": {"sampling", "chat_template", "fsm", "media", "engine"},  # engine: see below
+    "lang": {"sampling", "chat_template", "fsm", "media", "engine", "svg"},  # engine: see below
+    "router": set(),
     "__init__": {"config", "sampling", "engine"},
 }  # fmt: skip
 
