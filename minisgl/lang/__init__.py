@@ -68,13 +68,13 @@ if TYPE_CHECKING:
     from minisgl.lang.backends.openai import OpenAI
 
 __all__ = [
-    "Anthropic", "ApiError", "Backend", "ChoicesDecision", "ChoicesSamplingMethod", "Engine",
-    "Function", "OpenAI", "Price", "ProgramCancelledError", "ProgramState", "ProgramStateGroup",
-    "Retries", "Runtime", "RuntimeEndpoint", "Tally", "TraceError", "Usage", "assistant",
-    "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
-    "gen_string", "get_server_args", "get_server_info", "global_config",
-    "greedy_token_selection", "image", "repeat", "role", "select", "set_default_backend",
-    "system", "system_begin", "system_end", "token_length_normalized",
+    "Anthropic", "ApiError", "Backend", "ChoicesDecision", "ChoicesSamplingMethod",
+    "CompiledProgram", "Engine", "Function", "OpenAI", "Passes", "Price", "ProgramCancelledError",
+    "ProgramState", "ProgramStateGroup", "Retries", "Runtime", "RuntimeEndpoint", "Tally",
+    "TraceError", "Usage", "assistant", "assistant_begin", "assistant_end", "flush_cache",
+    "function", "gen", "gen_int", "gen_string", "get_server_args", "get_server_info",
+    "global_config", "greedy_token_selection", "image", "repeat", "role", "select",
+    "set_default_backend", "system", "system_begin", "system_end", "token_length_normalized",
     "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video", "when",
 ]  # fmt: skip
 

@@ -16,26 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
+from minisgl.lang.arguments import of_item, require_settings, split
 from minisgl.lang.backends import as_backend
 from minisgl.lang.backends.base import Backend
 from minisgl.lang.background import background
 from minisgl.lang.batch import run_all
+from minisgl.lang.compiler import CompiledProgram
 from minisgl.lang.config import global_config
 from minisgl.lang.interpreter import StreamExecutor
-from minisgl.lang.prefix import constant_prefix
+from minisgl.lang.passes import Passes
+from minisgl.lang.prefix import WORTH_CACHING, constant_prefix
 from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.run import Run
-from minisgl.lang.settings import is_setting, settings
+from minisgl.lang.settings import settings
 from minisgl.lang.speculative import checked_tokens
 from minisgl.lang.state import ProgramState
-from minisgl.lang.trace import state_of, trace
+from minisgl.lang.trace import graph_of, state_of, trace
 from minisgl.lang.tracer import Nowhere, Tracer, current_tracer
 from minisgl.lang.values import TraceError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-WORTH_CACHING = 64  # characters of a constant prefix
 
 
 class Function(Generic[P, R]):
@@ -75,7 +76,7 @@ class Function(Generic[P, R]):
             TypeError: the arguments don't fit the program; so it is with an unknown setting.
             BaseException: what went wrong in the program; when streaming, whoever reads gets it.
         """
-        own, given = self._split(arguments)
+        own, given = split(self._signature, arguments)
         if (tracer := current_tracer()) is not None:
             return self._run_in_a_trace(tracer, args, own, given, backend, stream=stream)
         chosen = as_backend(backend)
@@ -96,7 +97,7 @@ class Function(Generic[P, R]):
 
         The function runs in a thread of its own, as it would with `run(..., stream=True)`.
         """
-        own, given = self._split(arguments)
+        own, given = split(self._signature, arguments)
         chosen = await asyncio.to_thread(as_backend, backend)
         run = self._prepare(args, own, settings(given), chosen, until_return=True)
         run.start()
@@ -139,12 +140,10 @@ class Function(Generic[P, R]):
         Returns:
             The states, in the order of `batch_kwargs`.
         """
-        strange = [name for name in given if not is_setting(name)]
-        if strange:
-            raise TypeError(f"run_batch() has no argument {strange[0]!r}, and it is no setting")
+        require_settings(given, "run_batch")
         chosen = as_backend(backend)
         common = settings(given)
-        runs = [self._prepare(*_arguments(item), common, chosen) for item in batch_kwargs]
+        runs = [self._prepare(*of_item(item), common, chosen) for item in batch_kwargs]
         if len(runs) > 1 and global_config.enable_precache_with_tracing:
             with contextlib.suppress(Exception):  # what is wrong, the programs will say
                 self.cache(chosen, **given)
@@ -226,6 +225,23 @@ class Function(Generic[P, R]):
         state = ProgramState(StreamExecutor(program), until_return=until_return)
         return Run(self.func, state, arguments)
 
+    def compile(
+        self,
+        backend: Any = None,
+        passes: Passes = Passes(),  # noqa: B008  # frozen
+        **given: Any,
+    ) -> CompiledProgram:
+        """The program as a graph, which runs without its Python; arguments and errors as `trace`.
+
+        Args:
+            backend: what it runs on if a run names none.
+            passes: which optimisations are made.
+        """
+        fixed = self.bind(**given).bound
+        tracer = self.trace(backend, **given)
+        graph = graph_of(self.func.__name__, self._signature, fixed, tracer)
+        return CompiledProgram(graph, passes, backend, self.num_api_spec_tokens)
+
     def _run_in_a_trace(
         self,
         tracer: Tracer,
@@ -243,7 +259,7 @@ class Function(Generic[P, R]):
                 "as a whole, so give no backend= and no stream= there"
             )
         arguments = self._bind(args, own)
-        state = state_of(tracer.nested(settings(given)))
+        state = state_of(tracer.nested(settings(given), self.num_api_spec_tokens))
         state.ret_value = self.func(state, *arguments.args, **arguments.kwargs)
         return state
 
@@ -252,15 +268,6 @@ class Function(Generic[P, R]):
             return self._signature.bind(*args, **{**own, **self.bound})
         except TypeError as error:
             raise TypeError(f"{self}: {error}") from None
-
-    def _split(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The program's own arguments, and settings."""
-        own: dict[str, Any] = {}
-        given: dict[str, Any] = {}
-        for name, value in arguments.items():
-            is_own = name in self._signature.parameters or not is_setting(name)
-            (own if is_own else given)[name] = value
-        return own, given
 
     def __str__(self) -> str:
         return f"program {self.func.__name__}{self._signature}"
@@ -281,12 +288,3 @@ def _own_signature(func: Callable[..., Any]) -> inspect.Signature:
     ):
         raise ValueError(f"a program's first argument is its state: def {func.__name__}(s, ...)")
     return signature.replace(parameters=parameters[1:])
-
-
-def _arguments(item: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments of one run of a batch, by position and by name."""
-    if isinstance(item, Mapping):
-        return (), item
-    if isinstance(item, (list, tuple)):
-        return tuple(item), {}
-    raise ValueError(f"batch item {item!r}: give a dict of the program's arguments, or a tuple")

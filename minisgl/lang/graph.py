@@ -41,6 +41,7 @@ class Begin:
     """
 
     settings: Mapping[str, Any]
+    num_api_spec_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ Op: TypeAlias = (
 class Node:
     """One thing that happens.
 
-    id: unique in the graph, and larger than those of the nodes that it needs.
+    id: unique in the graph.
     stream: 0 is the program's own.
     line: of the program, "file:line in function".
     """

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +28,8 @@ from minisgl.lang.outline import Outline
 from minisgl.lang.primitives import Adopt, HandOver, Item, Join, value_of
 from minisgl.lang.program import Program, ProgramCancelledError
 from minisgl.lang.source_line import add_line, program_line
-from minisgl.lang.speculative import exactly
+from minisgl.lang.steps import generated, said, selected
 from minisgl.lang.stops import Trimmer
-from minisgl.lang.usage import Tally
 from minisgl.lang.variables import Failure, Variable
 from minisgl.sampling import SamplingParams
 
@@ -119,6 +117,15 @@ class StreamExecutor:
         with self.changes:
             self.outline.variables[name] = variable
             self.changes.tell()
+
+    def take_over(self, context: Context, variables: Mapping[str, tuple[Any, str, Any]]) -> None:
+        """Go on where a program has ended that ran elsewhere; (value, text, meta) by name."""
+        self.context = context
+        self.outline.go_on(context.role)
+        for name, (value, text, meta) in variables.items():
+            variable = Variable(name, self.changes)
+            variable.set(value, text, meta)
+            self.outline.variables[name] = variable
 
     def sync(self) -> None:
         """Wait until everything has run; raises what went wrong."""
@@ -238,21 +245,15 @@ class StreamExecutor:
         """The context after a primitive that does not wait."""
         context, backend = self.context, self.program.backend
         match item.node:
-            case ir.Text(text):
-                return context.say(text)
-            case ir.RoleBegin(role):
-                return context.begin_role(role, backend.chat)
-            case ir.RoleEnd():
-                return context.end_role(backend.chat)
-            case ir.Image() | ir.Video():
-                return context.show(item.node)
+            case ir.Text() | ir.RoleBegin() | ir.RoleEnd() | ir.Image() | ir.Video():
+                return said(item.node, context, backend)
             case ir.ScopeBegin():
                 self._scopes.append(len(context.text))
                 return context
             case ir.ScopeEnd():
                 assert item.variable is not None
-                said = context.text[self._scopes.pop() :]
-                item.variable.set(said, said)
+                words = context.text[self._scopes.pop() :]
+                item.variable.set(words, words)
                 return context
             case HandOver(receiver):
                 receiver.set_result(context)
@@ -263,46 +264,26 @@ class StreamExecutor:
 
     async def _after_waiting(self, item: Item) -> Context:
         """The context after a primitive that waits."""
-        context, backend = self.context, self.program.backend
+        context = self.context
         match item.node:
             case ir.Gen():
                 assert item.variable is not None
-                return await self._generate(item.node, item.variable)
+                ask = partial(self._ask, item.variable)
+                step = await generated(item.node, context, self.program, ask)
             case ir.Select():
-                assert item.variable is not None
-                decision = await backend.select(context, item.node)
-                choice = decision.decision
-                if len(item.node.choices) > 1:  # one alone needs no model
-                    self.program.count(Tally.of_call(decision.meta_info))
-                item.variable.set(choice, choice, decision.meta_info)
-                return context.say(choice)
+                step = await selected(item.node, context, self.program)
             case Adopt(source):
                 return (await value_of(source)).branched()
             case Join(sources):
                 for begin, end in sources:
-                    said = await value_of(end)
-                    context = context.continued_by(said, len(begin.result().text))
+                    other = await value_of(end)
+                    context = context.continued_by(other, len(begin.result().text))
                 return context
-        raise AssertionError(f"{item.node} does not wait")
-
-    async def _generate(self, node: ir.Gen, variable: Variable) -> Context:
-        params = self.program.params(node)
-        context, ask = self.context, partial(self._ask, variable)
-        speculation = self.program.speculation
-        if speculation is None:
-            outcome = await exactly(context, params, ask)
-        else:
-            outcome = await speculation.generate(context, params, ask)
-        self.program.count(outcome.spent, outcome.without)
-        answers = outcome.answers
-        values = [node.parse(a.text) if node.parse else a.text for a in answers]
-        metas = [a.meta for a in answers]
-        first = answers[0].text
-        if params.n == 1:
-            variable.set(values[0], first, metas[0])
-        else:
-            variable.set(values, first, metas)
-        return replace(context, ahead=outcome.ahead).say(first)
+            case _:
+                raise AssertionError(f"{item.node} does not wait")
+        assert item.variable is not None
+        item.variable.set(step.value, step.text, step.meta)
+        return step.context
 
     async def _ask(
         self,

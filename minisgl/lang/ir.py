@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from minisgl.lang.choices import ChoicesSamplingMethod
+    from minisgl.lang.state import ProgramState
 
 # Bounded, so that a model which never stops is stopped: all fit in the default `max_tokens`, since
 # a token has at least one character.  The blanks let a model end a number the way it ends a word.
@@ -72,17 +73,19 @@ class Select(Expr):
 
 @dataclass(frozen=True)
 class Image(Expr):
-    """A picture: a path, a URL, the bytes of a file, or a `PIL.Image`."""
+    """A picture, in any form that `minisgl.media.load_image` reads."""
 
     source: Any
 
 
 @dataclass(frozen=True)
 class Video(Expr):
-    """`num_frames` pictures of the video in a file."""
+    """Frames of a video, as `minisgl.media.Video` chooses them."""
 
-    path: str
-    num_frames: int
+    source: Any
+    num_frames: int | None = None
+    fps: float | None = None
+    indices: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,33 @@ class ScopeEnd(Expr):
     name: str
 
 
+@dataclass(frozen=True)
+class When(Expr):
+    """`then` if `condition` is true, else `otherwise`: each can be added, or adds to the state."""
+
+    condition: Any
+    then: Part
+    otherwise: Part
+
+
+@dataclass(frozen=True)
+class Repeat(Expr):
+    """`body`, until `until(state)` is true after it, at most so many times."""
+
+    body: Part
+    at_most: int
+    until: Callable[[ProgramState], Any] | None = None
+
+
 class Unknown(Expr):
     """A value that only a run has, in a program that is traced: see `values.py`."""
 
 
 Node: TypeAlias = (
-    Text | Gen | Select | Image | Video | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Unknown
-)
+    Text | Gen | Select | Image | Video | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | When
+    | Repeat | Unknown
+)  # fmt: skip
+Part: TypeAlias = "str | Expr | Callable[[ProgramState], Any]"  # of a program
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ where it was written, and not when its turn comes.
 from __future__ import annotations
 
 from minisgl.lang import ir
+from minisgl.lang.backends.base import Backend
 from minisgl.lang.changes import Changes
 from minisgl.lang.program import Program
 from minisgl.lang.variables import Variable
@@ -62,11 +63,21 @@ class Outline:
                 if text.strip():
                     self.require_role(f"the text {text[:40]!r}")
             case ir.Image() | ir.Video():
-                if not self._program.backend.can_see:
-                    raise ValueError(f"this model can't see: {self._program.backend.name}")
+                require_sight(self._program.backend)
+            case ir.When() | ir.Repeat():
+                raise AssertionError("control.py adds what is in them")
             case ir.Unknown():
                 raise TypeError(f"{node!r} has no value: it stands for one in a traced program")
         return None
+
+    def go_on(self, role: str | None) -> None:
+        """What comes was written elsewhere, and `role` is speaking now."""
+        self._role = role
+
+    @property
+    def inside(self) -> tuple[str | None, tuple[str, ...]]:
+        """Who is speaking, and the scopes that have not ended."""
+        return self._role, tuple(self._scopes)
 
     def _change_role(self, node: ir.RoleBegin | ir.RoleEnd) -> None:
         begins, role = isinstance(node, ir.RoleBegin), node.role
@@ -78,12 +89,7 @@ class Outline:
 
     def require_role(self, what: str) -> None:
         """Raise if `what`, which is to be said here, may stand in a role only."""
-        backend = self._program.backend
-        if backend.needs_roles and self._role is None:
-            raise ValueError(
-                f"{what} stands outside of any role, and {backend.name} understands conversations "
-                'only: put it into system(...), user(...) or assistant(...), or "with s.user():"'
-            )
+        require_role(self._program.backend, self._role, what)
 
     def _declare(self, name: str | None, kind: str) -> Variable:
         if name is None:
@@ -94,3 +100,18 @@ class Outline:
         with self._changes:
             self.variables[name] = variable
         return variable
+
+
+def require_role(backend: Backend, role: str | None, what: str) -> None:
+    """Raise if `what`, which is said while `role` is speaking, may stand in a role only."""
+    if backend.needs_roles and role is None:
+        raise ValueError(
+            f"{what} stands outside of any role, and {backend.name} understands conversations "
+            'only: put it into system(...), user(...) or assistant(...), or "with s.user():"'
+        )
+
+
+def require_sight(backend: Backend) -> None:
+    """Raise if the model takes no pictures."""
+    if not backend.can_see:
+        raise ValueError(f"this model can't see: {backend.name}")

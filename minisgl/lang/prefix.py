@@ -7,6 +7,8 @@ from minisgl.lang.context import Context
 from minisgl.lang.graph import Block
 from minisgl.lang.program import Program
 
+WORTH_CACHING = 64  # characters of a constant prefix
+
 
 def constant_prefix(block: Block, program: Program) -> Context:
     """What the first stream of `block` will say in every run, up to its first argument, picture,

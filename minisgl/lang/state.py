@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 from minisgl.lang import ir
 from minisgl.lang.changes import Piece, async_pieces, pieces
 from minisgl.lang.context import Message
+from minisgl.lang.control import add
 from minisgl.lang.group import ProgramStateGroup
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.program import ProgramCancelledError
@@ -39,12 +40,12 @@ class ProgramState:
     # ------------------------------------------------------------------ saying
 
     def __iadd__(self, value: object) -> ProgramState:
-        self.stream_executor.submit(value)
+        add(self, value)
         return self
 
     def extend(self, value: object) -> ProgramState:
         """`s += value`, by the paper's name."""
-        self.stream_executor.submit(value)
+        add(self, value)
         return self
 
     def role(self, role: str, value: object = _A_BLOCK) -> AbstractContextManager[ProgramState]:
@@ -54,9 +55,7 @@ class ProgramState:
         """
         if value is _A_BLOCK:
             return self._between(ir.RoleBegin(role), ir.RoleEnd(role))
-        self.stream_executor.submit(
-            ir.Chain((ir.RoleBegin(role), *ir.nodes(value), ir.RoleEnd(role)))
-        )
+        add(self, ir.Chain((ir.RoleBegin(role), *ir.nodes(value), ir.RoleEnd(role))))
         return nullcontext(self)
 
     def system(self, value: object = _A_BLOCK) -> AbstractContextManager[ProgramState]:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
+from minisgl.lang.graph import Graph, faults
 from minisgl.lang.group import ProgramStateGroup
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.program import Program
@@ -47,9 +48,8 @@ def trace(
     """
     tracer = Tracer(Sheet(program, until_model), 0)
     arguments = signature.bind_partial(**given)
-    arguments.arguments |= {
-        name: Value(Argument(name)) for name in open_arguments(signature, given)
-    }
+    missing = open_arguments(signature, given)
+    arguments.arguments |= {name: Value(Argument(name)) for name in missing}
     # What it can't do with an argument that has no value, it will do in the real runs.
     ends = contextlib.suppress(Exception, DataDependence) if until_model else _explained()
     with traced_by(tracer), ends:
@@ -57,7 +57,21 @@ def trace(
         tracer.returns = expression_of(returned)
         if any(map(_is_state, _constants(tracer.returns))):
             raise TraceError("the program returns a state: return the values that it has, s[...]")
+        for fault in faults(Graph("", dict.fromkeys(missing), tracer.block(), tracer.returns)):
+            raise TraceError(f"{fault}: outside of a when or repeat, read s[name] after it")
     return tracer
+
+
+def graph_of(
+    name: str, signature: inspect.Signature, given: Mapping[str, Any], tracer: Tracer
+) -> Graph:
+    """The graph of a program that has been traced."""
+    parameters: dict[str, Expression | None] = {}
+    for argument in open_arguments(signature, given):
+        default = signature.parameters[argument].default
+        required = default is inspect.Parameter.empty
+        parameters[argument] = None if required else expression_of(default)
+    return Graph(name, parameters, tracer.block(), tracer.returns)
 
 
 def open_arguments(signature: inspect.Signature, given: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -73,12 +73,10 @@ class Sheet:
     nodes: int = 0  # as many ids are used
     streams: int = 1
 
-    def write(self, stream: int, op: g.Op, line: str) -> g.Node:
-        """One more node of `stream`."""
-        node = g.Node(self.nodes, stream, op, line)
+    def new_id(self) -> int:
+        """Of a node, which stands before those that are written from now on."""
         self.nodes += 1
-        self.blocks[-1].append(node)
-        return node
+        return self.nodes - 1
 
 
 class Tracer:
@@ -98,7 +96,7 @@ class Tracer:
         self.changes = Changes()
         self.outline = outline or Outline(sheet.program, self.changes)
         self.returns: Expression = Constant(None)
-        self._depth = len(sheet.blocks)
+        self._block = sheet.blocks[-1]  # that it may write to
         self._last: g.Node | None = None
         self._begin: g.Node | None = None  # its GetForkItem
 
@@ -183,6 +181,69 @@ class Tracer:
     def cancel(self, failure: Failure) -> None:
         """Nothing runs."""
 
+    # ------------------------------------------------------------------ control flow
+
+    def when(
+        self, condition: Value, then: Callable[[], None], otherwise: Callable[[], None]
+    ) -> None:
+        """Write down both parts."""
+        self._needs_model("sgl.when")
+        line, node = program_line(), self.sheet.new_id()
+        known = {name: expression_of(value) for name, value in self.variables.items()}
+        parts = [self._part(then), self._part(otherwise)]
+        changed = dict.fromkeys(name for part in parts for name in part.variables)
+        blocks = []
+        for part in parts:
+            after = {**known, **part.variables}
+            blocks.append(g.Block(part.nodes, {n: after[n] for n in changed if n in after}))
+        self._append(g.When(condition.expression, *blocks), line, node)
+        self._set_all(changed, node)
+
+    def repeat(
+        self, body: Callable[[], None], at_most: int, until: Callable[[], Any] | None
+    ) -> None:
+        """Write down one round.
+
+        The body is run twice: first to find out which variables it changes, since reading one of
+        them means the value that the round before has left.
+        """
+        self._needs_model("sgl.repeat")
+        line, counts = program_line(), (self.sheet.nodes, self.sheet.streams)
+        changed = self._part(body).variables
+        self.sheet.nodes, self.sheet.streams = counts
+        node, before = self.sheet.new_id(), dict(self.outline.variables)
+        entry = {n: expression_of(before[n].value()) for n in changed if n in before}
+        self._set_all(entry, node)
+        ends: list[Expression] = []
+        block = self._part(body, lambda: ends.append(expression_of(until())) if until else None)
+        self.outline.variables = before
+        self._append(g.Repeat(block, at_most, ends[0] if ends else None, entry), line, node)
+        self._set_all(changed, node)
+
+    def _part(self, *write: Callable[[], object]) -> g.Block:
+        """What `write` adds, and the variables that it changes; here nothing is changed."""
+        before = (dict(self.outline.variables), self._block, self._last, self.outline.inside)
+        self._block = []
+        self.sheet.blocks.append(self._block)
+        try:
+            for each in write:
+                each()
+            if self.outline.inside != before[3]:
+                raise no_value("who speaks after a part", "end in it the role that begins in it")
+            changed = {
+                name: expression_of(variable.value())
+                for name, variable in self.outline.variables.items()
+                if before[0].get(name) is not variable
+            }
+            return g.Block(tuple(self._block), changed)
+        finally:
+            self.sheet.blocks.pop()
+            self.outline.variables, self._block, self._last, _ = before
+
+    def _set_all(self, names: Iterable[str], node: int) -> None:
+        for name in names:
+            self.set(name, Value(Ref(node, name)))
+
     # ------------------------------------------------------------------ writing
 
     def _write(self, node: ir.Node, line: str) -> None:
@@ -193,6 +254,8 @@ class Tracer:
             case ir.Gen() | ir.Select() | ir.ScopeEnd():
                 if not isinstance(node, ir.ScopeEnd):
                     self._needs_model(repr(node))
+                    if node.name is None and len(self.sheet.blocks) > 1:
+                        raise no_value("the number of a gen in a part of a program", "name it")
                 variable = self.outline.add(node)
                 assert variable is not None
                 written = self._append(replace(node, name=variable.name), line)
@@ -201,8 +264,8 @@ class Tracer:
                 self._needs_model(repr(source))
                 self.outline.add(node)
                 self._append(ir.Image(source.expression), line)
-            case ir.Unknown():
-                raise AssertionError("every Unknown is a Value")
+            case ir.Unknown() | ir.When() | ir.Repeat():
+                raise AssertionError(f"{node!r} is not submitted")
             case _:
                 self.outline.add(node)
                 self._append(node, line)
@@ -216,8 +279,15 @@ class Tracer:
                 self.outline.require_role(f"the text of {describe(term)}")
                 self._append(g.Say(term), line)
 
-    def _append(self, op: g.Op, line: str) -> g.Node:
-        self._last = self.sheet.write(self.stream, op, line)
+    def _append(self, op: g.Op, line: str, node: int | None = None) -> g.Node:
+        if self._block is not self.sheet.blocks[-1]:
+            raise no_value(
+                "which part of a program adds to this state",
+                "in when and repeat add only to the state that the part is given, and to its forks",
+            )
+        number = self.sheet.new_id() if node is None else node
+        self._last = g.Node(number, self.stream, op, line)
+        self._block.append(self._last)
         return self._last
 
     def _branch(self, fork: g.Node, index: int, line: str) -> Tracer:
@@ -230,11 +300,11 @@ class Tracer:
         self.sheet.streams += 1
         return Tracer(self.sheet, self.sheet.streams - 1)
 
-    def nested(self, settings: Mapping[str, Any]) -> Tracer:
+    def nested(self, settings: Mapping[str, Any], num_api_spec_tokens: int | None) -> Tracer:
         """The stream of a program that this one calls."""
         self._needs_model("a program that is called")
         stream = self._new_stream()
-        stream._append(g.Begin(settings), program_line())
+        stream._append(g.Begin(settings, num_api_spec_tokens), program_line())
         return stream
 
     def _needs_model(self, what: str) -> None:

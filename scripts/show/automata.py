@@ -14,9 +14,9 @@ import argparse
 import re
 from pathlib import Path
 
+from minisgl import svg
 from minisgl.fsm import compile_regex, picture
 from minisgl.fsm.dfa import compressed, minimised, whole
-from scripts.show import svg
 
 PATTERN = r'\{"age": [0-9]{1,2}\}'
 HEAD = 40

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import minisgl.lang as sgl
+from minisgl import svg
 from minisgl.lang import ir
 from minisgl.lang.backends.base import Answer, Backend
 from minisgl.lang.background import background
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.program import Program
 from scripts.examples import document_qa, essay_judge, tip_suggestion, tree_of_thought
-from scripts.show import svg
 
 STORIES: dict[str, tuple[sgl.Function, dict[str, Any]]] = {
     "essay_judge": (essay_judge.essay_judge, {"essay": essay_judge.ESSAY}),

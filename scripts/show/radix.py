@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from minisgl import svg
 from minisgl.cache.radix_cache import RadixCache, TreeNode
-from scripts.show import svg
 
 # What a node is -> (fill, stroke, in words)
 KINDS = {

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from scripts.show import svg
+from minisgl import svg
 
 Event = dict[str, Any]
 
