@@ -59,6 +59,7 @@ class Steps:
         side: of the square that comes out, in pixels.
         shortest_edge: what an image's is resized to before the square is cut out of its middle;
             None: the image is resized to the square itself.
+        background: the colour in which an image is first made a square; None: it is not.
     """
 
     side: int
@@ -67,7 +68,7 @@ class Steps:
     scale: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    pads_to_square: bool = False
+    background: tuple[int, int, int] | None = None
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], side: int) -> Steps:
@@ -79,23 +80,22 @@ class Steps:
         c = {**_DEFAULTS, **config}
         if not c["do_resize"]:
             raise ValueError("do_resize is false, but the tower takes images of one size only")
-        size = c["size"]
+        size, crop = c["size"], c["crop_size"] if c["do_center_crop"] else None
         if isinstance(size, int):  # as the first generation wrote it
             size = {"shortest_edge": size}
-        if size.keys() == {"shortest_edge"}:
-            edge = size["shortest_edge"]
-            crop = c["crop_size"] if c["do_center_crop"] else None
-            crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
-            if crop != {"height": side, "width": side} or edge < side:
-                raise ValueError(
-                    f"size {size} and crop_size {crop} don't make the {side} x {side} pixels that "
-                    "the vision tower takes"
-                )
-        elif size == {"height": side, "width": side}:
-            edge = None
-        else:
+        if isinstance(crop, int):
+            crop = {"height": crop, "width": crop}
+        square = {"height": side, "width": side}
+        edge: int | None = None
+        match size:
+            case {"shortest_edge": int(shorter), **others} if shorter >= side and not others:
+                edge, fits = shorter, crop == square
+            case _:
+                fits = size == square and crop in (None, square)
+        if not fits:
             raise ValueError(
-                f"size {size} does not make the {side} x {side} pixels that the vision tower takes"
+                f"size {size} and crop_size {crop} don't make the {side} x {side} pixels that the "
+                "vision tower takes"
             )
         try:
             resample = Resampling(c["resample"])
@@ -118,8 +118,8 @@ class Steps:
         Raises:
             ValueError: it is so long and thin that it would grow beyond all bounds.
         """
-        if self.pads_to_square:
-            picture = self._padded(picture)
+        if self.background is not None:
+            picture = self._padded(picture, self.background)
         if self.shortest_edge is None:
             return picture.resize((self.side, self.side), self.resample)
         shorter, longer = sorted(picture.size)
@@ -133,11 +133,10 @@ class Steps:
         resized = picture.resize((width, height), self.resample)
         return resized.crop((left, top, left + self.side, top + self.side))
 
-    def _padded(self, picture: Image.Image) -> Image.Image:
+    def _padded(self, picture: Image.Image, colour: tuple[int, int, int]) -> Image.Image:
         width, height = picture.size
         longer = max(width, height)
         self._check(picture, longer, longer)
-        colour = tuple(int(255 * mean) for mean in self.mean)
         square = Image.new("RGB", (longer, longer), colour)
         square.paste(picture, ((longer - width) // 2, (longer - height) // 2))
         return square
@@ -249,8 +248,11 @@ def _image_steps(path: Path, config: LlavaConfig) -> Steps:
                 f"image_grid_pinpoints are {pinpoints}, but in config.json they are "
                 f"{[list(size) for size in config.grid_pinpoints]}"
             )
-    pads = found.get("do_pad") if kind == "LlavaImageProcessor" else False
-    return replace(steps, pads_to_square=bool(pads) or config.image_aspect_ratio == "pad")
+    pads = kind == "LlavaImageProcessor" and found.get("do_pad")
+    if not pads and config.image_aspect_ratio != "pad":
+        return steps
+    red, green, blue = _three({**_DEFAULTS, **found}, "image_mean")
+    return replace(steps, background=(int(255 * red), int(255 * green), int(255 * blue)))
 
 
 def _of_the_tower(path: Path, config: LlavaConfig) -> dict[str, Any]:

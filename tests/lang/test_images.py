@@ -99,6 +99,12 @@ class TestOnAnEngine:
             assert meta["cached_tokens"] == meta["prompt_tokens"] - 1
         assert ask.run(B, backend=engine).get_meta_info("answer")["cached_tokens"] < 16  # D14
 
+    def test_one_picture_need_not_be_in_a_list(self, engine: Engine, tmp_path: Path) -> None:  # F11
+        A.save(tmp_path / "cat.png")
+        for alone in (A, tmp_path / "cat.png", str(tmp_path / "cat.png")):
+            done = engine.generate(Prompt("<image> Hi", alone), SamplingParams(**GREEDY))
+            assert done.text == answer(engine, "<image> Hi", A)
+
     def test_branches_see_what_was_shown_before(self, engine: Engine) -> None:
         questions = ["Where?", "Who?", "When?"]
 

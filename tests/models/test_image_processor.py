@@ -93,6 +93,9 @@ CLIP = {
     "not normalised": {"do_normalize": False},
     "not rescaled": {"do_rescale": False},
     "padded": {"image_processor_type": "LlavaImageProcessor", "do_pad": True},
+    "padded and not normalised": {
+        "image_processor_type": "LlavaImageProcessor", "do_pad": True, "do_normalize": False,
+    },
     "not padded": {"image_processor_type": "LlavaImageProcessor", "do_pad": False},
     "fast": {"image_processor_type": "CLIPImageProcessorFast"},
 }  # fmt: skip
@@ -248,8 +251,10 @@ class TestRefused:
             (LLAVA, {"crop_size": 20}, "don't make the 28 x 28 pixels"),
             (LLAVA, {"size": 20}, "don't make the 28 x 28 pixels"),
             (LLAVA, {"do_center_crop": False}, "don't make the 28 x 28 pixels"),
-            (LLAVA, {"size": {"height": 28, "width": 30}}, "does not make the 28 x 28"),
-            (LLAVA, {"size": {"shortest_edge": 28, "longest_edge": 90}}, "does not make"),
+            (LLAVA, {"size": {"height": 28, "width": 30}}, "don't make the 28 x 28"),
+            (LLAVA, {"size": {"shortest_edge": 28, "longest_edge": 90}}, "don't make"),
+            (LLAVA, {"size": {"height": 28, "width": 28}, "crop_size": 40}, "don't make"),
+            (LLAVA, {"size": "large"}, "size large and crop_size"),
             (NEXT, {"size": 30}, "size 30 is not the tile's"),
             (LLAVA, {"do_resize": False}, "do_resize is false"),
             (LLAVA, {"resample": 9}, "resample is 9"),
