@@ -42,12 +42,14 @@ class Block:
     Attributes:
         of_class: of a class the bytes after which it is certain, as stretches: (first, one after
             the last, how many bytes of any value follow).
+        classes: those of `of_class`, a bit for each.
         to_blocks: the bytes after which another block decides: (byte, that block, the classes
             there; class 0 among them if some of it is no character).
     """
 
     def __init__(self) -> None:
         self.of_class: dict[int, list[tuple[int, int, int]]] = {}
+        self.classes = 0
         self.to_blocks: list[tuple[int, BlockName, int]] = []
 
 
@@ -166,8 +168,9 @@ class Alphabet:
             end = min(self.edges[at + 1], stop)
             alike = (end - start) // size  # so many bytes have characters of one class alone
             if alike:
-                alike_there = block.of_class.setdefault(self.classes[at], [])
-                alike_there.append((byte, byte + alike, following))
+                block.classes |= 1 << self.classes[at]
+                bytes_of = block.of_class.setdefault(self.classes[at], [])
+                bytes_of.append((byte, byte + alike, following))
                 start += alike * size
                 byte += alike
             else:

@@ -41,7 +41,6 @@ class ByteAutomaton:
         self._keys: list[tuple[int, Within]] = [(-1, 0)]  # of each state, that of `chars`
         self._number: dict[tuple[int, Within], int] = {}
         self._ways: list[Ways | None] = [()]  # of each state
-        self._after_class: dict[int, dict[int, int]] = {}  # of each of `chars`, after each class
         self.table: Int32 = np.zeros((64, 256), np.int32)
         self._num_rows = 1
         self._row: Int32 = np.full(64, -1, np.int32)  # of each state; -1: none yet
@@ -162,13 +161,10 @@ class ByteAutomaton:
             return ((0x80, 0xC0, self._state(chars, within - 1)),)
         block = self.chars.alphabet.block(within) if within else self.chars.alphabet.root
         edges = self.chars.edges(chars)
-        after = self._after_class.get(chars)
-        if after is None:
-            after = {c: target for target, classes in edges.items() for c in _bits(classes)}
-            self._after_class[chars] = after
         found = [
-            (first, stop, self._state(after[char_class], following))
-            for char_class in after.keys() & block.of_class.keys()
+            (first, stop, self._state(target, following))
+            for target, classes in edges.items()
+            for char_class in _bits(classes & block.classes)
             for first, stop, following in block.of_class[char_class]
         ]
         for byte, name, inside in block.to_blocks:

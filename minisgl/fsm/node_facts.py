@@ -33,6 +33,9 @@ def all_nodes(root: Node) -> list[Node]:
         for child in below:
             if child not in seen:
                 seen.add(child)
+                if isinstance(child, Chars):  # by far the most, and nothing is below
+                    order.append(child)
+                    continue
                 stack.append((child, iter(children(child))))
                 break
         else:
@@ -54,9 +57,9 @@ def min_lengths(nodes: list[Node], mask: dict[Node, int]) -> dict[Node, float]:
                 case Chars():
                     new: float = 1 if mask[node] else inf
                 case Sequence(parts):
-                    new = sum(length[part] for part in parts)
+                    new = sum(map(length.__getitem__, parts))
                 case Choice(options):
-                    new = min(length[option] for option in options)
+                    new = min(map(length.__getitem__, options))
                 case Repeat(body, low, _):
                     new = low * length[body] if low else 0
                 case Rule():

@@ -16,7 +16,7 @@ import re
 
 from minisgl.fsm import charset
 from minisgl.fsm.nodes import Chars, Choice, Look, Node, Repeat, Sequence
-from minisgl.fsm.regex_chars import DIGITS, OCTAL, CharReader, Flags, cased, literal
+from minisgl.fsm.regex_chars import DIGITS, OCTAL, CharReader, Flags, cased, literals
 from minisgl.fsm.regex_places import ANY, NOT_NEWLINE, PLACES, place
 
 MAX_NESTING = 100  # groups within groups
@@ -86,7 +86,7 @@ class _Parser(CharReader):
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             plain = None if flags.x else _PLAIN.match(self._text, self._at)
             if plain:  # by far the most common: characters that stand for themselves, once
-                parts += [literal(char, flags) for char in plain.group()]
+                parts += map(literals(flags).__getitem__, plain.group())
                 self._at = plain.end()
             elif flags.x and self._text[self._at] in _VERBOSE_SPACE:
                 self._at += 1
@@ -185,7 +185,7 @@ class _Parser(CharReader):
                 return place(char, flags, javascript=self._javascript)
             case "\\":
                 return self._escape(flags, start)
-        return literal(char, flags)
+        return literals(flags)[char]
 
     def _escape(self, flags: Flags, start: int) -> Node:
         letter = self._next("what is escaped")

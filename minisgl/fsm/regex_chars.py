@@ -16,6 +16,7 @@ from minisgl.fsm.nodes import Chars
 DIGITS = "0123456789"
 OCTAL = "01234567"
 _HEX = "0123456789abcdefABCDEF"
+MAX_LITERALS = 4096  # to keep
 _CONTROL = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
@@ -187,10 +188,24 @@ def cased(ranges: Ranges, flags: Flags) -> Ranges:
     return charset.ignore_case(ranges, ascii_only=flags.a) if flags.i else ranges
 
 
-@lru_cache(maxsize=4096)
-def literal(char: str, flags: Flags) -> Chars:
-    """A character that stands for itself; of equal ones there is one node."""
-    return Chars(cased(charset.single(ord(char)), flags))
+class Literals(dict[str, Chars]):
+    """Characters that stand for themselves, by character; of equal ones there is one node.
+
+    Args:
+        flags: what may change what they stand for.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        self._flags = flags
+
+    def __missing__(self, char: str) -> Chars:
+        if len(self) >= MAX_LITERALS:
+            self.clear()
+        node = self[char] = Chars(cased(charset.single(ord(char)), self._flags))
+        return node
+
+
+literals = lru_cache(maxsize=32)(Literals)  # of the same flags, the same
 
 
 def _is_single(ranges: Ranges) -> bool:

@@ -80,7 +80,7 @@ class RestTable:
             number = self._number[key] = len(self.after)
             self._node.append(node)
             self.after.append(after)
-            self.classes.append(self._mask[node] if isinstance(node, Chars) else 0)
+            self.classes.append(self._mask.get(node, 0))  # 0: it isn't `Chars`
         return number
 
     def _repeat(self, body: Node, low: int, high: int | None) -> Repeat:
@@ -135,11 +135,14 @@ class RestTable:
                         continue  # x{0,5} holds all of x{0,4}
                     ranges.append((node.low, node.high))
             for way, more in self._ways(node, after, before):
+                if self.classes[way] and not guards and not more:
+                    found.add(way)
+                    continue
                 option = (way, guards | more if more else guards)
                 if option not in seen:
                     seen.add(option)
                     todo.append(option)
-            if len(seen) > MAX_RESTS:
+            if len(seen) + len(found) > MAX_RESTS:
                 raise TooComplexError(
                     f"more than {MAX_RESTS} ways to go on from one place of the pattern"
                 )
@@ -189,8 +192,8 @@ class RestTable:
             if len(group) == 1:
                 grouped += group
             else:
-                tails = Choice(tuple(self._tail(parts) for parts in group))
-                self._min_length[tails] = min(self._min_length[tail] for tail in tails.options)
+                tails = Choice(tuple(map(self._tail, group)))
+                self._min_length[tails] = min(map(self._min_length.__getitem__, tails.options))
                 grouped.append((first, tails))
         self._grouped[node] = grouped
         return grouped
@@ -200,7 +203,7 @@ class RestTable:
         if len(parts) == 2:
             return parts[1]
         tail = Sequence(parts[1:])
-        self._min_length[tail] = sum(self._min_length[part] for part in tail.parts)
+        self._min_length[tail] = sum(map(self._min_length.__getitem__, tail.parts))
         return tail
 
     def _flat(self, node: Repeat) -> Repeat:

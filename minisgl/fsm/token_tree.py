@@ -24,7 +24,7 @@ from minisgl.fsm.byte_automaton import ByteAutomaton, States
 from minisgl.fsm.slices import spread
 from minisgl.fsm.token_arrays import Int, TokenArrays
 
-FEW = 64  # nodes of a level that are taken one after the other
+FEW = 4  # nodes for each different state of a level, that are taken one after the other
 
 
 class TokenTree:
@@ -62,7 +62,7 @@ class TokenTree:
         """
         level = [(node, state)]
         while level:
-            if len(level) > FEW:
+            if len(level) > FEW * len({state for _, state in level}):
                 yield from self._levels_at_once(automaton, np.array(level))
                 return
             ids: list[int] = []
