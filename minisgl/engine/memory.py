@@ -80,6 +80,8 @@ def plan_memory(
             f"{share:.0%} of what is free",
         )
         way_out = "Raise kv_memory_fraction, or free memory"
+        if vision:
+            way_out = "Lower vision_cache_mib, raise kv_memory_fraction, or free memory"
         most = config.max_running * context_length
         if most < slots:
             slots, limit = most, "max_running x context_length: more can't be used"

@@ -32,7 +32,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from minisgl import Engine, Prompt, SamplingParams
+from minisgl import Completion, Engine, Prompt, SamplingParams
 from scripts.bench.common import interleave, median_ratio, report, seconds
 from scripts.make_tiny_model import make_tiny_model
 
@@ -126,6 +126,7 @@ class Ours:
     def __init__(self, model: Path, new: int, **settings: Any) -> None:
         self.engine = Engine(str(model), dtype="float32", kv_tokens=32768, **settings)
         self.params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        self.answers: list[Completion] = []
 
     def __call__(self, questions: Sequence[Question]) -> Ids:
         self.engine.flush_cache()

@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from minisgl import Completion, Engine, Prompt, SamplingParams
+from minisgl.config import EngineConfig
+from minisgl.engine import memory
 from minisgl.engine.images import ImageSpan, show
 from minisgl.engine.req import Req
 from minisgl.engine.vision_cache import VisionCache
+from minisgl.models.llava_config import LlavaConfig
 from minisgl.models.pixels import Pixels
+from minisgl.models.registry import load_config
 from tests.engine.common import LONG, assert_all_free, fp32, greedy, in_thread
 from tests.engine.pictures import picture
 from tests.models.tiny_llava import make_tiny_llava
@@ -180,6 +184,34 @@ def test_the_tower_sees_the_images_of_a_step_together(engine: Engine) -> None:
     vision._encode = count
     engine.generate([Prompt("<image> a", A), Prompt("b <image><image>", [C, B])], greedy(1))
     assert seen == [3]
+
+
+def test_room_for_features_is_taken_from_the_pool(path: Path) -> None:
+    config = load_config(path)
+    assert isinstance(config, LlavaConfig)
+    with fp32(str(path), vision_cache_mib=3, kv_tokens=64) as engine:
+        assert engine.memory.vision == 3 * 2**20
+        vision = engine.loop.runner.vision
+        assert vision is not None and vision.max_bytes == 3 * 2**20
+
+    def slots(free: int, vision: int) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "free_memory", lambda _: free)
+            plan = memory.plan_memory(
+                EngineConfig(kv_memory_fraction=0.5, max_running=2**20),
+                config.text,
+                weights=0,
+                context_length=1024,
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+                vision=vision,
+            )
+        assert ("MiB of it for images" in str(plan)) == (vision > 0)
+        return plan.slots
+
+    assert slots(100 * 2**20, 20 * 2**20) == slots(80 * 2**20, 0)
+    with pytest.raises(ValueError, match=r"10 MiB free, 20 MiB of it for images.*Lower vision_c"):
+        slots(10 * 2**20, 20 * 2**20)
 
 
 class TestTheCacheAlone:
