@@ -50,6 +50,12 @@ from scripts.kernel_cases import (
 from scripts.kernel_inputs import MODELS, TOWERS, Case, Maker
 from scripts.kernel_lists import model_cases
 from scripts.moe_cases import moe_case, route_case
+from scripts.vision_cases import (
+    add_layer_norm_case,
+    gelu_case,
+    layer_norm_case,
+    pool_grid_case,
+)
 
 LEDGER = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "ledger.json"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -107,7 +113,7 @@ def launches_of(case: Case, launches: list[CompiledLaunch]) -> list[CompiledLaun
 def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
     """The launches of each kernel over lengths, batch sizes and cached prefixes."""
     maker, model = Maker(torch.bfloat16, values=False), MODELS["llama-3-8b"]
-    mixtral = MODELS["mixtral-8x7b"]
+    mixtral, tower = MODELS["mixtral-8x7b"], TOWERS["clip-l-336"]
     with compile_only(arch) as launches:
         for n in (1, 2, 3, 8, 15, 16, 17, 64, 100, 256):
             cases = [
@@ -120,6 +126,10 @@ def sweep(arch: int) -> dict[str, list[CompiledLaunch]]:
                 linear_case(maker, "o", n, model.hidden, model.hidden),
                 route_case(maker, mixtral, n),
                 moe_case(maker, mixtral, n),
+                layer_norm_case(maker, tower, n),
+                add_layer_norm_case(maker, tower, n),
+                gelu_case(maker, tower, n),
+                pool_grid_case(maker, tower, n, side=24),
                 extend_case(maker, model, f"{n} new", [n], [0]),
                 extend_case(maker, model, f"{n} over {7 * n}", [n] * 3, [7 * n] * 3),
                 decode_case(maker, model, f"B={n}", [1000 + n] * n, columns=4096),
