@@ -19,16 +19,27 @@ PROMPTS = [[5, 90, 7, 200, 31], [5, 90, 7, 200, 44, 61]]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "budget"),
+    ("kind", "dtype", "budget"),
     [
-        ("float32", 4),
-        ("float32", 64),  # the second prompt attends to what the first computes in the same step
-        ("bfloat16", 4),
+        ("Llama", "float32", 4),
+        # the second prompt attends to what the first computes in the same step
+        ("Llama", "float32", 64),
+        ("Llama", "bfloat16", 4),
+        ("Mixtral", "float32", 64),
     ],
 )
-def test_greedy_tokens_equal_transformers(tmp_path: Path, dtype: str, budget: int) -> None:
+def test_greedy_tokens_equal_transformers(
+    tmp_path: Path, kind: str, dtype: str, budget: int
+) -> None:
     path = make_tiny_model(
-        tmp_path / "m", dtype=getattr(torch, dtype), num_layers=1, vocab_size=300, hidden_size=32
+        tmp_path / "m",
+        architecture=f"{kind}ForCausalLM",
+        dtype=getattr(torch, dtype),
+        num_layers=1,
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_experts=3,
     )
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     theirs.generation_config.eos_token_id = None
