@@ -91,6 +91,7 @@ class ChatTemplate:
         named = {name: _content(config.get(name)) for name in _NAMED}
         self._named = {name: text for name, text in named.items() if text is not None}
         self.bos_token = self._named.get("bos_token")
+        self.config = {"chat_template": self.source, **self._named}  # which makes the same again
         try:
             self._template = _environment().from_string(self.source)
         except jinja2.TemplateError as error:

@@ -73,10 +73,17 @@ async def concatenate_and_append(body: ConcatenateRequest) -> Response:
 @router.get("/get_model_info")
 @router.get("/model_info")
 async def model_info(request: Request) -> Response:
-    """Which model this is."""
+    """Which model this is; and what our own client asks for: whose server, and the template."""
     desk: Desk = request.app.state.desk
     path = desk.model_path
-    return JSON({"model_path": path, "tokenizer_path": path, "is_generation": True})
+    info = {"model_path": path, "tokenizer_path": path, "is_generation": True}
+    can_see = desk.engine.door.image_reader is not None
+    ours: dict[str, Any] = {"server": "minisgl", "has_image_understanding": can_see}
+    try:
+        ours["chat_template"] = desk.chat_template.config
+    except ValueError:
+        ours["chat_template"] = None  # it is no chat model
+    return JSON(info | ours)
 
 
 @router.get("/get_server_info")

@@ -340,7 +340,7 @@ def test_a_server_with_extensions_takes_them(api: FakeApi) -> None:
     def begun(s):
         s += sgl.user("Where?") + sgl.assistant("It is" + sgl.gen("a", stop="\n"))
 
-    begun.run(backend=backend)
+    begun.run(backend=chat(api, prefill=True))
     body = api.asked[-1].body
     assert body["continue_final_message"] is True
     assert body["messages"][-1] == {"role": "assistant", "content": "It is"}
@@ -718,8 +718,13 @@ def test_settings_by_the_server_s_names(api: FakeApi) -> None:
         "max_new_tokens": 128, "temperature": 1.0, "n": 2, "sampling_seed": 5, "regex": "[0-9]",
         "stop": ["\n"], "stop_token_ids": [3], "logit_bias": {"1": 2.0},
     }  # fmt: skip
-    with pytest.raises(ValueError, match="json_space=0: a server has its own"):
+    with pytest.raises(ValueError, match="json_space=0: SGLang's server has no such setting"):
         ask(go_on, backend=endpoint(api), json_space=0)
+    api.info["server"] = "minisgl"
+    ask(go_on, backend=endpoint(api), seed=5, namespace="tenant", json_space=0)
+    assert "extra_key" not in api.asked[-1].body
+    sent = api.asked[-1].body["sampling_params"]
+    assert (sent["seed"], sent["namespace"], sent["json_space"]) == (5, "tenant", 0)
 
 
 def test_prompt_log_probabilities_begin_where_asked(api: FakeApi) -> None:

@@ -48,7 +48,9 @@ class OpenAI(ApiBackend):
         base_url: of another server; None: OpenAI's own, or OPENAI_BASE_URL.
         chat: how a completion model's text lays out roles; None: it has none.
         extensions: the server is SGLang's or ours, and takes more: regex, top_k, min_p, min_tokens
-            and the like, and an assistant's words to go on with.
+            and the like.
+        prefill: the server goes on with words that the assistant has begun, as those of SGLang and
+            vLLM do (`continue_final_message`).
         reasoning: whether it thinks before it answers, so that nothing about the drawing of tokens
             can be set, and `max_tokens` counts the thoughts as well; None: as its name says.
         **others: api_key, timeout, retries; see `ApiBackend`.
@@ -67,6 +69,7 @@ class OpenAI(ApiBackend):
         base_url: str | None = None,
         chat: ChatFormat | None = None,
         extensions: bool = False,
+        prefill: bool = False,
         reasoning: bool | None = None,
         api_key: str | None = None,
         timeout: float = 120.0,
@@ -84,7 +87,7 @@ class OpenAI(ApiBackend):
         self._is_chat = self.needs_roles = is_chat
         self._extensions = extensions
         self.can_see = is_chat
-        self.can_continue = not is_chat or extensions
+        self.can_continue = not is_chat or prefill
         self._is_reasoning = bool(REASONING.match(model)) if reasoning is None else reasoning
         self.tells_tokens = not self._is_reasoning
         self._format = chat
@@ -125,7 +128,7 @@ class OpenAI(ApiBackend):
                 raise ValueError(f"nothing has been said for {self.name} to go on from")
             return Call({**request, "prompt": context.text}, params)
         request["messages"] = self._messages(context)
-        if context.words.strip():  # an extension, as `_messages` has made sure
+        if context.words.strip():  # a server that can, as `_messages` has made sure
             request.setdefault("extra_body", {}).update(
                 continue_final_message=True, add_generation_prompt=False
             )
