@@ -27,7 +27,10 @@ def model_config(reader: GGUFReader, meta: dict[str, Any]) -> tuple[dict[str, An
     if meta.get("split.count", 1) > 1:
         raise ValueError("this is one part of several: merge them with llama-gguf-split --merge")
     if meta.get("llama.expert_count", 0):
-        raise ValueError(f"a mixture of {meta['llama.expert_count']} experts is not supported")
+        raise ValueError(
+            f"a mixture of {meta['llama.expert_count']} experts is not supported as a GGUF file; "
+            "as a Hugging Face directory it is"
+        )
 
     def need(key: str) -> Any:
         if meta.get(f"llama.{key}") is None:
