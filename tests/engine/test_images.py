@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_the_tokens_are_those_of_transformers(paths: dict[str, Path], name: str)
     with fp32(str(paths[name]), kv_tokens=4096) as engine:
         judge = Judge(paths[name], engine)
         expected = [judge.answer(prompt, NEW) for prompt in asked]
+        assert expected[0] != expected[1]  # the same words about two images
         together = engine.generate(asked, params)
         assert [c.token_ids for c in together] == expected
         cached = engine.generate(asked[::-1], params)
@@ -264,8 +266,6 @@ class TestSettings:
         assert f"Hi <image {load_image(A).key & 0xFFFFFFF:07x}>" in engine.tree()
 
     def test_a_trace(self, paths: dict[str, Path], tmp_path: Path) -> None:
-        import json
-
         file = tmp_path / "trace.json"
         with fp32(str(paths[LLAVA]), kv_tokens=512, trace=file) as engine:
             done = engine.generate(self.PROMPT, greedy(2))
@@ -337,11 +337,10 @@ class TestRefusals:
             )
             asked = Prompt("<image><image>", [A, A])
             self.refused(engine, asked, r"an image of \d+ tokens, an image of \d+ tokens\).* 100")
-        with fp32(str(paths[NEXT_VIDEO]), kv_tokens=50) as engine:
-            self.refused_by_pool(engine)
-
-    def refused_by_pool(self, engine: Engine) -> None:
-        with pytest.raises(ValueError, match=r"16 frames x 4 tokens\), but the KV pool.* 50"):
+        with (
+            fp32(str(paths[NEXT_VIDEO]), kv_tokens=50) as engine,
+            pytest.raises(ValueError, match=r"16 frames x 4 tokens\), but the KV pool.* 50"),
+        ):
             engine.generate(Prompt("<video>", video(1, frames=16)), greedy(1))
 
     def test_a_batch_of_ten_videos_finishes(self, paths: dict[str, Path]) -> None:
