@@ -36,6 +36,7 @@ class Slice:
     rest: Int = field(repr=False)
     at: Int = field(repr=False)  # where, in all bytes, what comes after that character stands
     num_groups: Int = field(repr=False)  # [longest + 1] as above
+    chars: Int = field(repr=False)  # [groups] how many of the set
     char: Int = field(repr=False)  # [groups] that character, an index into the code points
     first: Int = field(repr=False)  # [groups] where in `rest` each begins
     size: Int = field(repr=False)  # [groups]
@@ -63,8 +64,6 @@ class Slices:
         self._token = np.repeat(np.arange(len(arrays.num_chars)), arrays.num_chars)  # of each
         self._place = np.arange(len(arrays.char)) - self._first[self._token]  # and where in it
         self._mask_size = 4 * -(-vocab_size // 32)  # bytes
-        self._end = np.zeros(vocab_size, np.int64)  # of each id
-        self._end[arrays.ids] = arrays.start + arrays.length
         partial = (arrays.readable < arrays.length).nonzero()[0]
         ends = [
             arrays.joined[start:stop].tobytes()
@@ -116,6 +115,7 @@ class Slices:
             rest=arrays.ids[rest],
             at=arrays.start[rest] + offset[rest] + num_bytes,
             num_groups=np.searchsorted(count[rest][first], upto, side="right"),
+            chars=count[rest][first],
             char=char[first],
             first=first,
             size=size,

@@ -24,6 +24,7 @@ from minisgl.fsm.token_arrays import Int, TokenArrays
 
 MIN_ASCII = 16  # characters of ASCII that make a set a wide one
 MIN_SPACES = 8  # a set with the space in it is one too if so many may come: runs are long
+FEW = 128  # tokens whose ends are walked one after the other, and not all at once
 
 
 class WideWalk:
@@ -37,6 +38,7 @@ class WideWalk:
     def __init__(self, arrays: TokenArrays, vocab_size: int) -> None:
         self._arrays = arrays
         self._slices = Slices(arrays, vocab_size)
+        self._joined = arrays.joined.tobytes()
         self._end = np.zeros(vocab_size, np.int64)  # of each id, in the bytes of all
         self._end[arrays.ids] = arrays.start + arrays.length
 
@@ -68,33 +70,32 @@ class WideWalk:
 
     def _go_on(
         self, mask: bytearray, automaton: ByteAutomaton, chain: list[int], piece: Slice
-    ) -> tuple[Int, States]:
+    ) -> tuple[Int, Int]:
         """Allow what ends within a character, and find what has a wanted one after the set's.
 
         Returns:
             Members of `piece.rest`, and the state of each after that character.  # [N], [N]
         """
-        chars, code_points = automaton.chars, self._arrays.code_points
+        chars, slices = automaton.chars, self._slices
         members = [np.zeros(0, np.int64)]
-        states = [np.zeros(0, np.int64)]
+        states: list[int] = []
         length = begun = group = 0
-        for place, same in groupby(chain):
+        for wanted, same in groupby(chain, key=chars.wanted):
+            limits = chars.alphabet.limits(wanted)
             length += len(list(same))
-            wanted = chars.alphabet.limits(chars.wanted(place))
             here = slice(begun, begun := int(piece.num_begun[length - 1]))
-            begins = self._slices.begins(wanted)[piece.which[here]]
-            set_bits(mask, piece.begun[here][begins])
+            set_bits(mask, piece.begun[here][slices.begins(limits)[piece.which[here]]])
             here = slice(group, group := int(piece.num_groups[length - 1]))
-            alive = here.start + self._slices.contains(wanted)[piece.char[here]].nonzero()[0]
-            if len(alive):
-                after = {
-                    char: automaton.after_char(place, int(code_points[char]))
-                    for char in set(piece.char[alive].tolist())
-                }
-                size = piece.size[alive]
-                members.append(spread(piece.first[alive], size))
-                states.append(np.repeat([after[c] for c in piece.char[alive].tolist()], size))
-        return np.concatenate(members), np.concatenate(states)
+            alive = here.start + slices.contains(limits)[piece.char[here]].nonzero()[0]
+            members.append(spread(piece.first[alive], piece.size[alive]))
+            for place, char, size in zip(
+                piece.chars[alive].tolist(),
+                self._arrays.code_points[piece.char[alive]].tolist(),
+                piece.size[alive].tolist(),
+                strict=True,
+            ):
+                states += [automaton.after_char(chain[place], char)] * size
+        return np.concatenate(members), np.array(states, np.int64)
 
     def _finish(
         self, mask: bytearray, automaton: ByteAutomaton, tokens: Int, at: Int, states: States
@@ -102,10 +103,10 @@ class WideWalk:
         """Allow the tokens that live on to their end, from their state at some byte.
 
         Returns:
-            How many bytes further it looked.
+            How many bytes further it looked, at most.
         """
         levels = 0
-        while len(tokens):
+        while len(tokens) > FEW:
             levels += 1
             done = at == self._end[tokens]
             set_bits(mask, tokens[done])
@@ -115,4 +116,16 @@ class WideWalk:
             states = automaton.table[rows, self._arrays.joined[at]]
             alive = states.nonzero()[0]
             tokens, at, states = tokens[alive], at[alive] + 1, states[alive]
-        return levels
+        ends = self._end[tokens].tolist()
+        lives: dict[tuple[int, bytes], int] = {}  # many go on alike: with what ends a string
+        most = 0
+        for token, start, end, state in zip(
+            tokens.tolist(), at.tolist(), ends, states.tolist(), strict=True
+        ):
+            rest = self._joined[start:end]
+            if (state, rest) not in lives:
+                lives[state, rest] = automaton.walk(state, rest)
+                most = max(most, len(rest))
+            if lives[state, rest]:
+                mask[token >> 3] |= 1 << (token & 7)
+        return levels + most
