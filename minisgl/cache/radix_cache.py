@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 from minisgl.cache.radix_check import check_tree
@@ -53,6 +53,10 @@ class Peek(NamedTuple):
     is_whole: bool  # they end where the node ends
 
 
+OnEvict = Callable[[str | None, tuple[int, ...], int], None]
+"""(namespace, the tokens of a path, how many of them are still cached)"""
+
+
 class RadixCache:
     """The tree of cached prefixes.
 
@@ -62,6 +66,8 @@ class RadixCache:
 
     `namespace` separates what must never be shared although the tokens agree: another adapter's
     weights, or another tenant's salt. Equal tokens in two namespaces are two paths.
+
+    `on_evict`, if somebody sets it, is called with whatever the tree forgets, as it does.
 
     Not for use by several threads at once: the engine's one thread owns it.
 
@@ -82,6 +88,7 @@ class RadixCache:
         # Entries: (the node's last_used when it was queued, a tie breaker, the node). See `evict`.
         self._queue: list[tuple[int, int, TreeNode]] = []
         self._serial = count()
+        self.on_evict: OnEvict | None = None
 
     @property
     def total_size(self) -> int:
@@ -257,7 +264,13 @@ class RadixCache:
         """Empty the tree; return every slot it held. Raises ValueError while a path is locked."""
         if self.protected_size:
             raise ValueError(f"cannot reset: {self.protected_size} tokens are locked")
-        return self.evict(self.total_size)
+        listener, self.on_evict = self.on_evict, None
+        if listener is not None:  # told once of each path from the root, not of every node
+            for node in self.root.children.values():
+                listener(node.namespace, node.key, 0)
+        freed = self.evict(self.total_size)
+        self.on_evict = listener
+        return freed
 
     def nodes(self) -> Iterator[TreeNode]:
         """Every node but the root, parents before children."""
@@ -332,6 +345,9 @@ class RadixCache:
         """Take an evictable leaf out of the tree. Without a parent it can never be locked again."""
         parent = leaf.parent
         assert parent is not None
+        if self.on_evict is not None:
+            tokens = tuple(chain.from_iterable(node.key for node in leaf.path()))
+            self.on_evict(leaf.namespace, tokens, len(tokens) - len(leaf.key))
         del parent.children[leaf.edge]
         leaf.parent = None
         self.evictable_size -= len(leaf.key)

@@ -22,6 +22,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.assembly import make_runner
 from minisgl.engine.constrained import Constrainer
 from minisgl.engine.door import Door
+from minisgl.engine.evictions import Evictions
 from minisgl.engine.handle import Handle
 from minisgl.engine.images import ImageReader, load_images, show
 from minisgl.engine.loop import EngineLoop
@@ -315,6 +316,17 @@ class Engine:
         """Forget every cached prefix and image; False (and nothing done) while requests are
         running."""
         return self.call(self.loop.flush)
+
+    def watch_evictions(self) -> Evictions:
+        """From now on, what the radix cache forgets is written down there.  One watcher at a time:
+        a second one takes the place of the first."""
+        evictions, tree = Evictions(), self.loop.scheduler.tree
+
+        def watch() -> None:
+            tree.on_evict = evictions.add
+
+        self.call(watch)
+        return evictions
 
     def check(self) -> None:
         """Verify that every slot is accounted for (AssertionError names what is not)."""

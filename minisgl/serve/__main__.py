@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -31,6 +33,11 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m minisgl.serve", description=__doc__.split("\n")[0])
     p.add_argument("--chat-template", metavar="FILE", help="use this jinja template for chats")
     p.add_argument("--no-access-log", action="store_true", help="log no requests")
+    p.add_argument(
+        "--end-with-stdin",
+        action="store_true",
+        help="stop when standard input ends: so does a process whose parent is gone",
+    )
     for config in (ServeConfig, EngineConfig):
         group = p.add_argument_group(f"settings of {config.__name__}")
         for field in fields(config):
@@ -79,11 +86,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         options.error(str(error))
     _log_to_stderr(access=not args.no_access_log)
+    if args.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         return serve(config, engine_settings, template)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _end_with_stdin() -> None:
+    """Whoever started us holds the other end."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)  # at once while the model is loaded; later we drain
 
 
 def _log_to_stderr(*, access: bool) -> None:

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from minisgl import __version__
-from minisgl.serve import chat, completions, errors, native, pages
+from minisgl.serve import chat, completions, errors, evictions, native, pages
 from minisgl.serve.access_log import AccessLog
 from minisgl.serve.desk import Desk
 from minisgl.serve.limits import Gate, ReadBody, RequireKey
@@ -24,6 +24,8 @@ def make_app(desk: Desk) -> ASGIApp:
     for room in (completions, chat, native, pages):
         routes.include_router(room.router)
     config = desk.config
+    if config.report_evictions:
+        routes.include_router(evictions.make_router(desk.engine))
     app: ASGIApp = Gate(routes, desk)
     app = ReadBody(app, config.max_body_mib * 2**20)
     if config.api_key is not None:

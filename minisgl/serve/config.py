@@ -51,6 +51,9 @@ class ServeConfig:
     image_hosts: tuple[str, ...] = ()
     """Hosts to fetch images from: "example.org", or "*.example.org"; (): none."""
 
+    report_evictions: bool = False
+    """Whether to tell, at /router/evictions, what the radix cache forgets: token ids of prompts."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: give a number from 0 to 65535")
