@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from minisgl.lang.dtypes import reading_of
 from minisgl.sampling import SamplingParams
 from minisgl.serve.openai_types import Strict, biases
 
@@ -60,6 +59,8 @@ class NativeParams(Strict):
         if self.dtype is not None:
             if self.regex is not None or self.json_schema is not None:
                 raise ValueError("dtype: give it, a regex or a json_schema, and not two of them")
+            from minisgl.lang.dtypes import reading_of  # here: few need the language
+
             reading = reading_of(self.dtype)
             given |= reading.settings
             stop += reading.stop
