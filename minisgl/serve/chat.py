@@ -47,6 +47,7 @@ class Plan:
             self.tools, self.style = body.tools, style_of(self.desk.chat_template.source)
             if body.tool_choice not in (None, "auto"):
                 schema = self._forced_call(self.style, schema)
+                more["json_space"] = 1 if body.json_space is None else body.json_space
         elif body.tool_choice not in (None, "none"):
             raise ValueError("tool_choice: there are no tools to choose from")
         if schema is not None:

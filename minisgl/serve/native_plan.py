@@ -52,7 +52,8 @@ class NativePlan:
     def read(self) -> Questions:
         """ValueError for what is not allowed."""
         prompts = self._prompts()
-        given = self.body.sampling_params or NativeParams()
+        given = self.body.sampling_params
+        given = NativeParams() if given is None else given
         settings = given if isinstance(given, list) else [given] * len(prompts)
         if len(settings) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(settings)} sampling_params")

@@ -47,9 +47,7 @@ class Running:
 
     @cached_property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", timeout=LONG, max_retries=0
-        )
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=LONG, max_retries=0)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return self.http.post(path, json=body, headers=headers)
@@ -66,8 +64,9 @@ class Running:
         return self.engine.call(lambda: self.engine.loop.scheduler.is_idle)
 
     def stop(self) -> None:
-        self.http.close()
-        self.openai.close()
+        for client in ("http", "openai"):
+            if client in vars(self):
+                getattr(self, client).close()
         self.server.should_exit = True
         self.thread.join(LONG)
         assert not self.thread.is_alive()
