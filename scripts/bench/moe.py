@@ -8,7 +8,8 @@ to a key head, as Mixtral-8x7B has them, in fewer and narrower layers.  Decode: 
 and 32 new ones, greedy; the time of one new token is taken off, so prefill does not count.
 transformers multiplies the experts one by one ("eager") or by one grouped product ("grouped"); the
 better of the two in each row is the baseline.  All in float32, so all must answer alike.  Each
-engine has a process of its own and they take turns; nothing is cached between rounds.
+engine has a process of its own and they take turns; nothing is cached between rounds.  On a busy
+machine, `OMP_NUM_THREADS=1` and `--clock processor` count only what each engine itself takes.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ def make_model(path: Path, hidden: int) -> Path:
     )
 
 
-def decode_speed(engine: Contestant, ids: Ids) -> float:
+def decode_speed(engine: Contestant, ids: Ids, clock: str) -> float:
     """Tokens per second of the 2nd to the last new token, over the whole batch."""
-    first = engine.seconds(ids, 1)
-    return len(ids) * (NEW - 1) / (engine.seconds(ids, NEW) - first)
+    first = engine.seconds(ids, 1, clock)
+    return len(ids) * (NEW - 1) / (engine.seconds(ids, NEW, clock) - first)
 
 
-def prefill_speed(engine: Contestant, ids: Ids) -> float:
+def prefill_speed(engine: Contestant, ids: Ids, clock: str) -> float:
     """Prompt tokens per second, the first new token included."""
-    return sum(map(len, ids)) / engine.seconds(ids, 1)
+    return sum(map(len, ids)) / engine.seconds(ids, 1, clock)
 
 
 def main() -> None:
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=None, help="a multiple of 256")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clock", choices=["seconds", "processor"], default="seconds")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     hidden = args.hidden or hidden_size(free_memory(torch.device("cpu")))
@@ -87,14 +89,17 @@ def main() -> None:
             BASELINES[0]: Contestant("transformers-eager", path, dtype="float32"),
             BASELINES[1]: Contestant("transformers", path, dtype="float32"),
         }
-        rows = [measure(engines, batch, args.rounds) for batch in args.batch]
+        rows = [measure(engines, batch, args.rounds, args.clock) for batch in args.batch]
         for engine in engines.values():
             engine.close()
-    title = f"Tokens per second, a Mixtral of {LAYERS} layers and hidden size {hidden} (medians)"
+    unit = "second" if args.clock == "seconds" else "second of processor time"
+    title = f"Tokens per {unit}, a Mixtral of {LAYERS} layers and hidden size {hidden} (medians)"
     report(title, [row for pair in rows for row in pair], args.json)
 
 
-def measure(engines: dict[str, Contestant], batch: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    engines: dict[str, Contestant], batch: int, rounds: int, clock: str
+) -> list[dict[str, Any]]:
     """Decode and prefill of `batch` prompts that have nothing in common."""
     pick = random.Random(batch)
     ids = [[pick.randrange(3, VOCAB) for _ in range(PROMPT)] for _ in range(batch)]
@@ -102,7 +107,7 @@ def measure(engines: dict[str, Contestant], batch: int, rounds: int) -> list[dic
     same = sum(all(a[i] == answers[0][i] for a in answers) for i in range(batch))
     rows = []
     for name, speed in (("decode", decode_speed), ("prefill", prefill_speed)):
-        runs = {n: lambda e=e, s=speed: s(e, ids) for n, e in engines.items()}
+        runs = {n: lambda e=e, s=speed: s(e, ids, clock) for n, e in engines.items()}
         results = interleave(runs, rounds)
         medians = {n: statistics.median(v) for n, v in results.items()}
         best = max(BASELINES, key=lambda n: medians[n])
