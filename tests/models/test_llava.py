@@ -83,20 +83,18 @@ def our_logits(
     model: LlavaForConditionalGeneration, prompt: list[int | Pixels], chunks: int = 1
 ) -> torch.Tensor:
     """[T, V]: the prompt's ids and images, computed in `chunks` steps of equal length."""
-    pixels = [part for part in prompt if isinstance(part, Pixels)]
-    features = iter(model.encode_images(pixels)) if pixels else iter(())
-    rows = [next(features) if isinstance(part, Pixels) else part for part in prompt]
+    images = [part for part in prompt if isinstance(part, Pixels)]
+    features = model.encode_images(images) if images else []
+    every = torch.cat([*features, torch.empty(0, model.config.text.hidden_size)])
     ids: list[int] = []
-    places, seen = [], []
-    for row in rows:
-        if isinstance(row, int):
-            ids.append(row)
+    places: list[int] = []
+    for part in prompt:
+        if isinstance(part, Pixels):
+            places += range(len(ids), len(ids) + part.num_tokens)
+            ids += [0] * part.num_tokens  # whatever stands there is not looked at
         else:
-            places += range(len(ids), len(ids) + len(row))
-            seen.append(row)
-            ids += [0] * len(row)  # whatever stands there is not looked at
+            ids.append(part)
     at = torch.tensor(places)
-    every = torch.cat(seen) if seen else torch.empty(0, model.config.text.hidden_size)
     c, T = model.config.text, len(ids)
     pool = [torch.zeros(SLOTS, 2, c.num_kv_heads, c.head_dim) for _ in range(c.num_layers)]
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(2))[:T]

@@ -33,7 +33,7 @@ MODEL_TYPES = {
 }
 TOWER = "clip-tower"  # the directory beside an authors' checkpoint
 
-# Where the parts' names begin, by layout: language model, its head, tower, projector, the rest.
+# Where the parts' names begin, by layout: language model, its head, vision tower.
 _PREFIXES = {
     "hf": ("language_model.model", "language_model.lm_head", "vision_tower.vision_model"),
     "hf-saved": ("language_model.model", "language_model.lm_head", "vision_tower"),
