@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import minisgl.lang as sgl
 from minisgl.chat_template import ChatTemplate
 from minisgl.lang.backends.api import chosen
 from minisgl.lang.chat_format import ChatFormat
+from scripts.bench import api_speculation
 from tests.lang.fake import CHATML, config_of
 from tests.lang.fake_api import Asked, FakeApi, Fault, tokens
 
@@ -807,3 +809,33 @@ def test_e12_a_reply_that_goes_otherwise_is_asked_again(api: FakeApi) -> None:
     api.says = lambda _: next(replies)
     assert extract.run(backend=chat(api))["job"] == " mathematician"
     assert len(api.asked) == 2
+
+
+@pytest.mark.parametrize(("misses", "calls"), [(0.0, 1 / 3), (0.34, 5 / 9)])
+def test_the_wikipedia_fields_of_the_paper(misses: float, calls: float) -> None:
+    """Two of three pages, or all, take one call in place of three, and all fields are right."""
+    ratios = api_speculation.main(["--misses", str(misses)])
+    assert ratios["calls per page"] == pytest.approx(calls)
+    assert ratios["prompt tokens"] == pytest.approx(calls, abs=0.02)
+
+
+# ---------------------------------------------------------------------- the README
+
+
+def test_the_readme_s_program_on_three_backends(
+    api: FakeApi,
+    default_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python notest\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", api.url + "/v1")
+    api.info |= {"model_path": "served", "chat_template": config_of(CHATML)}
+    names: dict[str, Any] = {}
+    exec(source.replace("http://localhost:30000", api.url), names)
+    assert [asked.path for asked in api.asked] == ["/generate", "/v1/chat/completions"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("the embedded model The capital of France is Paris. Tally(calls=1,")
+    assert "served  Paris." in printed and "gpt-4o  Paris." in printed

@@ -43,9 +43,18 @@ gens = st.tuples(
     st.lists(st.sampled_from(["a", "b", "\n", "ab", "\nb"]), max_size=2, unique=True),
     st.integers(1, 7),
 )
-steps = st.lists(
-    st.one_of(texts, gens, st.lists(st.one_of(texts, gens), max_size=3)), min_size=1, max_size=6
-)
+
+
+@st.composite
+def documents_and_steps(draw: st.DrawFn, *, forks: bool) -> tuple[str, list[Any]]:
+    """What a model knows, and a program whose words are in part the model's own."""
+    document = draw(st.text(LETTERS, min_size=1, max_size=40))
+    start = st.integers(0, len(document) - 1)
+    own = st.builds(lambda i, size: document[i : i + size], start, st.integers(1, 6))
+    step = texts | own | gens
+    if forks:
+        step = step | st.lists(step, max_size=3)
+    return document, draw(st.lists(step, min_size=2, max_size=7))
 
 
 def write(s: sgl.ProgramState, steps: list[Any], states: list[sgl.ProgramState]) -> None:
@@ -64,15 +73,16 @@ def write(s: sgl.ProgramState, steps: list[Any], states: list[sgl.ProgramState])
 
 
 @given(
-    document=st.text(LETTERS, max_size=40),
-    steps=steps,
+    known=documents_and_steps(forks=True),
     spec=st.integers(1, 30),
     tells=st.booleans(),
     stream=st.booleans(),
 )
 def test_any_program_is_the_same_with_and_without(
-    document: str, steps: list[Any], spec: int, tells: bool, stream: bool
+    known: tuple[str, list[Any]], spec: int, tells: bool, stream: bool
 ) -> None:
+    document, steps = known
+
     def program(s: sgl.ProgramState) -> list[sgl.ProgramState]:
         states: list[sgl.ProgramState] = []
         s += "\n"
@@ -102,15 +112,12 @@ def test_any_program_is_the_same_with_and_without(
         assert usage.without.completion_tokens == own.spent.completion_tokens
 
 
-@given(
-    document=st.text(LETTERS, min_size=1, max_size=40),
-    steps=st.lists(st.one_of(texts, gens), min_size=1, max_size=5),
-    spec=st.integers(1, 30),
-    tells=st.booleans(),
-)
+@given(known=documents_and_steps(forks=False), spec=st.integers(1, 30), tells=st.booleans())
 def test_a_chat_model_that_only_answers_says_the_same_or_an_error(
-    document: str, steps: list[Any], spec: int, tells: bool
+    known: tuple[str, list[Any]], spec: int, tells: bool
 ) -> None:
+    document, steps = known
+
     def program(s: sgl.ProgramState) -> None:
         s += sgl.user("Go.")
         with s.assistant():
