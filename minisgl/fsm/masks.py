@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 
 from minisgl.fsm.byte_automaton import ByteAutomaton
@@ -41,7 +40,6 @@ class Masks:
         # Bounded: pairs of a state and a text are without number, while states are not.
         self.after = lru_cache(maxsize=65536)(self._find_after)
         self.allows_longer = lru_cache(maxsize=65536)(self._find_longer)
-        self._lock = threading.Lock()
 
     def row(self, state: int) -> int:
         """The number of the row of `vocab.rows` that holds the state's mask."""
@@ -51,7 +49,7 @@ class Masks:
             self._generation = self.vocab.generation
         row = self._row.get(state)
         if row is None:
-            with self._lock:
+            with self.automaton.lock:
                 row = self._row[state] = self._find_row(state)
         return row
 
@@ -59,11 +57,14 @@ class Masks:
         vocab, automaton = self.vocab, self.automaton
         if state == FINISHED:
             return self._row_without_text(is_complete=False)
+        saturated = automaton.saturated(state, vocab.reach)
+        if saturated != state:  # `.{0,400}` is as good as `.*`, as far as one token goes
+            return self.row(saturated)
         for reach, known in self._row_of_view.items():
             row = known.get(automaton.view(state, reach))
             if row is not None:
                 return row
-        mask, seen = vocab.walk(automaton, automaton.saturated(state, vocab.reach))
+        mask, seen = vocab.walk(automaton, state)
         is_complete = automaton.accepts(state)
         row = vocab.row(vocab.with_stops(mask, self.stop_ids, is_complete=is_complete))
         # Most walks end early, and nothing that they didn't see makes a difference.
