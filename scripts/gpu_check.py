@@ -236,8 +236,9 @@ def block_sizes(log: Log) -> None:
 
 def engine(log: Log, device: str = "cuda") -> None:
     """Tiny models through the whole engine: on the device, with and without graphs, the tokens
-    of the CPU."""
+    of the CPU; and what a LLaVA sees."""
     from scripts.make_tiny_model import make_tiny_model
+    from tests.models.tiny_llava import make_tiny_llava
 
     for kind in ("Llama", "Mixtral"):
         with tempfile.TemporaryDirectory() as directory:
@@ -245,6 +246,38 @@ def engine(log: Log, device: str = "cuda") -> None:
             log.attempt(
                 "engine", f"tiny {kind}, greedy tokens", lambda p=path: _same_tokens(p, device)
             )
+    with tempfile.TemporaryDirectory() as directory:
+        path = make_tiny_llava(
+            Path(directory) / "tiny", architecture="LlavaNextVideoForConditionalGeneration"
+        )
+        log.attempt("engine", "tiny LLaVA, features", lambda: _same_features(path, device))
+
+
+def _same_features(path: Path, device: str) -> dict[str, Any]:
+    """What a LLaVA makes of an image in tiles and of a video: on the device as on the CPU."""
+    from minisgl.models.llava_config import LlavaConfig
+    from minisgl.models.pixels import Pixels
+    from minisgl.models.registry import load_config, load_model
+
+    config = load_config(path)
+    assert isinstance(config, LlavaConfig)
+    side, generator = config.vision.image_size, torch.Generator().manual_seed(0)
+    values = torch.randn(5, 3, side, side, generator=generator)
+    size = (2 * side, 2 * side - 10)
+    inputs = [
+        Pixels(values, config.num_image_tokens(size), (2, 2), size),
+        Pixels(values, config.num_video_tokens(5), None, size, is_video=True),
+    ]
+    found = []
+    for where in ("cpu", device):
+        net = load_model(
+            path, config, dtype=torch.float32, device=torch.device(where), max_len=64,
+            progress=False,
+        )  # fmt: skip
+        with torch.inference_mode():
+            found.append(torch.cat(net.encode_images(inputs)).cpu())
+    apart = (found[0] - found[1]).abs().max().item()
+    return {"ok": apart < 1e-4, "apart": apart, "tokens": len(found[0])}
 
 
 def _same_tokens(path: Path, device: str) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_the_engine_phase_compares_tokens(tmp_path):
     log = Log(tmp_path)
     gpu_check.engine(log, device="cpu")
     assert log.failed == []
-    assert [row["tokens"] for row in log.rows] == [4 * 24, 4 * 24]
+    assert [row["tokens"] for row in log.rows] == [4 * 24, 4 * 24, 16 + 8 * 7 + 5 * 4]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
