@@ -448,6 +448,8 @@ def test_e14_reasoning_models(api: FakeApi) -> None:
         else:
             assert body["max_tokens"] == 128 and body["temperature"] == 1.0
     assert ask(qa, backend=chat(api, "o3-mini"))["answer"] == " Paris."  # cut on our side
+    api.says = lambda _: "Apple"
+    assert pick.run(backend=chat(api, "o3-mini"))["fruit"] == "apple"
     with pytest.raises(ValueError, match=r"temperature=0: o3-mini .*thinks before it answers"):
         ask(qa, backend=chat(api, "o3-mini"), temperature=0)
     usage = {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
@@ -574,6 +576,7 @@ def test_e13_conversations_that_this_api_does_not_have(api: FakeApi) -> None:
         (["user", "system"], "the system speaks before"),
         (["user", "tool"], r"knows system, user and assistant; not \['tool'\]"),
         (["system"], "the user has to speak first"),
+        (["user", "assistant"], "the user has to speak between two answers"),
     ):
         with pytest.raises(ValueError, match=match):
             said.run(roles, backend=claude(api))
@@ -600,6 +603,20 @@ def test_pictures_go_as_the_api_has_them(api: FakeApi, make: Make) -> None:
     else:
         assert shown[0]["image_url"]["url"] == f"data:image/png;base64,{data}"
         assert shown[1]["image_url"]["url"] == "https://example.org/a.png"
+
+
+def test_pictures_on_a_native_server(api: FakeApi) -> None:
+    @sgl.function
+    def look(s):
+        s += sgl.image(PNG) + "a" + sgl.gen("x", stop="\n") + sgl.select("y", ["b", "c"])
+
+    look.run(backend=endpoint(api))
+    data = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    first, prefill, scored = (asked.body["image_data"] for asked in api.asked)
+    assert first == prefill == [data] and scored == [[data]] * 3  # of each text of a batch
+    api.info["has_image_understanding"] = False
+    with pytest.raises(ValueError, match="can't see"):
+        look.run(backend=endpoint(api))
 
 
 def test_a_completion_model_sees_nothing(api: FakeApi) -> None:
@@ -661,6 +678,9 @@ def test_select_compares_where_texts_can_be_scored(api: FakeApi) -> None:
         [" apple", " pie"],
         [" apple"],
     ]
+    assert state.usage().spent.prompt_tokens == sum(
+        map(len, map(tokens, api.asked[-1].body["prompt"]))
+    )
     with pytest.raises(ValueError, match="without their context"):
         method = sgl.unconditional_likelihood_normalized
         plain.run(backend=completion(api), choices_method=method)
@@ -705,8 +725,15 @@ def test_what_a_server_tells_and_does(api: FakeApi) -> None:
     for wrong in ("localhost:30000", "", 3):
         with pytest.raises(ValueError, match="give http://host:port"):
             sgl.RuntimeEndpoint(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="timeout=0"):
-        sgl.RuntimeEndpoint(api.url, timeout=0)
+    for wrong in (0, -1, None, "3", True):
+        for make in ALL:
+            with pytest.raises(ValueError, match="timeout="):
+                make(api, timeout=wrong)
+    with pytest.raises(ValueError, match="retries=3: give Retries"):
+        endpoint(api, retries=3)
+    with pytest.raises(ValueError, match="printable ASCII; what is given is not") as caught:
+        endpoint(api, api_key="sk-1\r\nhost: elsewhere")
+    assert "sk-1" not in str(caught.value)
 
 
 def test_settings_by_the_server_s_names(api: FakeApi) -> None:

@@ -22,6 +22,7 @@ from minisgl.lang.backends.base import Answer
 from minisgl.lang.backends.per_loop import PerLoop, trusted
 from minisgl.lang.backends.retries import ApiError, Retries
 from minisgl.lang.context import Context, Message
+from minisgl.lang.ir import Select
 from minisgl.lang.stops import Trimmer, cut
 from minisgl.sampling import SamplingParams
 
@@ -65,7 +66,7 @@ class Anthropic(ApiBackend):
             lambda: anthropic.AsyncAnthropic(
                 api_key=self._key,
                 base_url=base_url,
-                timeout=timeout,
+                timeout=self._timeout,
                 max_retries=0,  # `Retries` does it, of streams too
                 http_client=anthropic.DefaultAsyncHttpxClient(verify=trusted()),
             )
@@ -82,6 +83,8 @@ class Anthropic(ApiBackend):
             )
         if params.temperature > 1:
             raise ValueError(f"temperature={params.temperature}: {self.name} takes at most 1")
+        if context.turns and context.turns[-1]["role"] == "assistant":
+            raise ValueError(f"{self.name}: the user has to speak between two answers")
         system, messages = conversation(self._messages(context), self.name)
         request: Request = {
             "model": self._model,
@@ -106,6 +109,12 @@ class Anthropic(ApiBackend):
             request["extra_body"] = drawing
         words = context.words
         return Call(request, params, words[len(words.rstrip()) :] if words.strip() else "")
+
+    def _select_params(self, node: Select, max_tokens: int) -> SamplingParams:
+        # The newest models refuse any temperature, so none is sent where none was asked for.
+        return SamplingParams(
+            temperature=node.temperature or 1.0, seed=node.seed, max_tokens=max_tokens
+        )
 
     # ------------------------------------------------------------------ calls
 

@@ -8,6 +8,7 @@ environment, and stands in no error and no `repr`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 from minisgl.chat_template import ChatTemplate
 from minisgl.lang.backends.base import Answer, Backend
-from minisgl.lang.backends.retries import ApiError, Retries, retry_after
+from minisgl.lang.backends.retries import ApiError, Retries, patience, retry_after
 from minisgl.lang.chat_format import ChatFormat
 from minisgl.lang.choices import ChoicesDecision, token_length_normalized
 from minisgl.lang.context import Context, Message
@@ -82,15 +83,11 @@ class ApiBackend(Backend):
     ) -> None:
         if not isinstance(model, str) or not model:
             raise ValueError(f"model={model!r}: give the name that the API has for it")
-        if not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: give seconds, above 0")
-        key = api_key or os.environ.get(self.key_name)
-        if not key and needs_key:
-            raise ValueError(f"no key for {model}: give api_key=..., or set {self.key_name}")
         self._model = model
-        self._key = key or "none"
-        self._timeout = timeout
-        self._retries = retries or Retries()
+        self._timeout, self._retries = patience(timeout, retries)
+        self._key = api_key or os.environ.get(self.key_name)
+        if not self._key and needs_key:
+            raise ValueError(f"no key for {model}: give api_key=..., or set {self.key_name}")
 
     @property
     def name(self) -> str:
@@ -112,14 +109,19 @@ class ApiBackend(Backend):
             ValueError: the API has no such setting, or no such conversation.
             ApiError: it failed, and again when it was asked again.
         """
-        call = self._call(context, params)
+        call = await self._prepared(context, params)
         return await self._retries.call(partial(self._ask, call))
 
     async def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
         """See `Backend`; errors as `generate`.  One that comes in the middle is raised there."""
-        call = self._call(context, params)
+        call = await self._prepared(context, params)
         async for piece in self._retries.stream(partial(self._ask_stream, call)):
             yield piece
+
+    async def _prepared(self, context: Context, params: SamplingParams) -> Call:
+        if context.shown:  # pictures are read from the disk
+            return await asyncio.to_thread(self._call, context, params)
+        return self._call(context, params)
 
     @abstractmethod
     def _call(self, context: Context, params: SamplingParams) -> Call:
@@ -179,9 +181,9 @@ class ApiBackend(Backend):
             )
         asked = Context().begin_role("user", self.chat).say(_question(node.choices, context.words))
         messages = (*context.messages, *asked.end_role(self.chat).messages)
-        params = SamplingParams(
-            temperature=node.temperature, seed=node.seed, max_tokens=self._select_tokens(node)
-        )
+        # Enough for any of the choices, in quotes: a token has a byte at least.
+        most = 8 + max(len(choice.encode()) for choice in node.choices)
+        params = self._select_params(node, most)
         (answer,) = await self.generate(Context(turns=messages, role="assistant"), params)
         choice = chosen(answer.text, node.choices)
         if choice is None:
@@ -191,9 +193,8 @@ class ApiBackend(Backend):
             )
         return ChoicesDecision(choice, {"reply": answer.text, "usage": answer.meta})
 
-    def _select_tokens(self, node: Select) -> int:
-        """Enough for any of the choices, in quotes: a token has a byte at least."""
-        return 8 + max(len(choice.encode()) for choice in node.choices)
+    def _select_params(self, node: Select, max_tokens: int) -> SamplingParams:
+        return SamplingParams(temperature=node.temperature, seed=node.seed, max_tokens=max_tokens)
 
     # ------------------------------------------------------------------ errors
 
@@ -222,7 +223,9 @@ class ApiBackend(Backend):
                 status = None  # a reply that is none
             headers = getattr(getattr(error, "response", None), "headers", {})
             spent = getattr(error, "code", None) == "insufficient_quota"  # waiting won't help
-            text = f"{self.name}: {type(error).__name__}: {error}".replace(self._key, "***")
+            text = f"{self.name}: {type(error).__name__}: {error}"
+            if self._key:
+                text = text.replace(self._key, "***")
             # Not chained: what the client raised holds the request, and with it the key.
             raise ApiError(
                 text,

@@ -8,6 +8,7 @@ The server continues texts, with everything that an engine can do: patterns, log
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import ssl
@@ -21,12 +22,13 @@ from minisgl.chat_template import ChatTemplate
 from minisgl.lang.backends.base import Answer, Backend
 from minisgl.lang.backends.http_client import Reply, request
 from minisgl.lang.backends.native_params import sampling_params
-from minisgl.lang.backends.retries import ApiError, Retries
+from minisgl.lang.backends.retries import ApiError, Retries, patience
 from minisgl.lang.background import background
 from minisgl.lang.chat_format import ChatFormat
 from minisgl.lang.choices import Tokens
 from minisgl.lang.context import Context
 from minisgl.lang.images import image_part
+from minisgl.lang.ir import Video
 from minisgl.sampling import SamplingParams
 
 
@@ -61,15 +63,13 @@ class RuntimeEndpoint(Backend):
     ) -> None:
         if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url={base_url!r}: give http://host:port, or https://...")
-        if not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: give seconds, above 0")
+        self._timeout, self._retries = patience(timeout, retries)
         self._url = base_url.rstrip("/")
-        key = api_key or os.environ.get("MINISGL_API_KEY")
-        self._key = key
+        key = self._key = api_key or os.environ.get("MINISGL_API_KEY")
+        if key and not (key.isascii() and key.isprintable()):
+            raise ValueError("api_key: a key is printable ASCII; what is given is not")
         self._headers = {"authorization": f"Bearer {key}", "x-api-key": key} if key else {}
         self._tls = _trusted(verify) if base_url.startswith("https:") else None
-        self._timeout = timeout
-        self._retries = retries or Retries()
         self._info = self._now("GET", "/get_model_info")
         self._is_ours = self._info.get("server") == "minisgl"
         if not self._info.get("is_generation", True):
@@ -101,12 +101,12 @@ class RuntimeEndpoint(Backend):
 
     async def generate(self, context: Context, params: SamplingParams) -> list[Answer]:
         """See `Backend`."""
-        reply = await self._post("/generate", self._body(context, params))
+        reply = await self._post("/generate", await self._body(context, params))
         return [_answer(one) for one in (reply if isinstance(reply, list) else [reply])]
 
     async def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
         """See `Backend`."""
-        body = {**self._body(context, params), "stream": True}
+        body = {**await self._body(context, params), "stream": True}
         async for piece in self._retries.stream(partial(self._pieces, body)):
             yield piece
 
@@ -125,7 +125,9 @@ class RuntimeEndpoint(Backend):
         said = context.text.removeprefix(self._bos)
         texts = [said, *(said + choice for choice in choices)]
         asked = self._body_of(prefill)
-        ids, *scored = await self._score({**asked, **self._images(context), "text": texts}, last)
+        seen = await self._images(context)
+        pictures = {"image_data": [seen] * len(texts)} if seen else {}
+        ids, *scored = await self._score({**asked, **pictures, "text": texts}, last)
         common = min(_common(ids, tokens) for tokens in scored)
         inside: list[Tokens] = [
             [token for token in tokens[common:] if token[0] is not None] for tokens in scored
@@ -156,14 +158,12 @@ class RuntimeEndpoint(Backend):
 
     # ------------------------------------------------------------------ requests
 
-    def _body(self, context: Context, params: SamplingParams) -> dict[str, Any]:
+    async def _body(self, context: Context, params: SamplingParams) -> dict[str, Any]:
         if not context.text:
             raise ValueError(f"nothing has been said for {self.name} to go on from: add some text")
-        body = {
-            **self._body_of(params),
-            **self._images(context),
-            "text": context.text.removeprefix(self._bos),
-        }
+        body = {**self._body_of(params), "text": context.text.removeprefix(self._bos)}
+        if seen := await self._images(context):
+            body["image_data"] = seen
         if params.logprobs is not None or params.prompt_logprobs_from is not None:
             first = params.prompt_logprobs_from
             body |= {
@@ -181,11 +181,12 @@ class RuntimeEndpoint(Backend):
             body["extra_key"] = params.namespace
         return body
 
-    def _images(self, context: Context) -> dict[str, Any]:
-        if not context.media:
-            return {}
-        parts = [image_part(medium) for medium in context.media]
-        return {"image_data": [part[part["type"]]["url"] for part in parts]}
+    async def _images(self, context: Context) -> list[str]:
+        """Each as a URL, which may hold its data."""
+        if any(isinstance(medium, Video) for medium in context.media):
+            raise ValueError(f"{self.name}: a video can't be sent to a server; show its frames")
+        read = [asyncio.to_thread(image_part, medium) for medium in context.media]
+        return [part["image_url"]["url"] for part in await asyncio.gather(*read)]
 
     async def _score(self, body: dict[str, Any], start: int) -> list[Tokens]:
         asked = {

@@ -10,15 +10,17 @@ as it is.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import openai
 
 from minisgl.lang.backends.api import ApiBackend, Call, Request, schema_of
-from minisgl.lang.backends.base import Answer, Backend
-from minisgl.lang.backends.openai_reply import Growing, answers_of, tokens_of
+from minisgl.lang.backends.base import Answer, decide
+from minisgl.lang.backends.openai_reply import Growing, answers_of, tokens_of, usage_of
 from minisgl.lang.backends.per_loop import PerLoop, trusted
 from minisgl.lang.backends.retries import ApiError, Retries
 from minisgl.lang.chat_format import ChatFormat
@@ -28,6 +30,7 @@ from minisgl.lang.ir import Select
 from minisgl.sampling import SamplingParams
 
 MOST_STOPS = 4  # that the API takes; those beyond are cut on our side
+THOUGHTS = 4096  # tokens that a model may think before it picks a choice
 # Models that think before they answer.
 REASONING = re.compile(r"(o[1-9]|gpt-5)(?!.*chat)")
 
@@ -96,9 +99,9 @@ class OpenAI(ApiBackend):
         self._limit_name = "max_completion_tokens" if is_new else "max_tokens"
         self._clients = PerLoop(
             lambda: openai.AsyncOpenAI(
-                api_key=self._key,
+                api_key=self._key or "none",  # its client wants one
                 base_url=base_url,
-                timeout=timeout,
+                timeout=self._timeout,
                 max_retries=0,  # `Retries` does it, of streams too
                 http_client=openai.DefaultAsyncHttpxClient(verify=trusted()),
             )
@@ -240,19 +243,31 @@ class OpenAI(ApiBackend):
         """By log-probabilities where plain text is continued; else as `ApiBackend` says."""
         if self._is_chat:
             return await super().select(context, node)
-        return await Backend.select(self, context, node)
+        if len(node.choices) == 1:
+            return ChoicesDecision(node.choices[0])
+        if node.method.requires_unconditional_logprobs:
+            raise ValueError(f"{self.name} can't score choices without their context")
+        inside, usage = await self._score(context, node.choices)
+        decision = await asyncio.to_thread(decide, node, inside, None)
+        return replace(decision, meta_info={**decision.meta_info, "usage": usage})
 
-    async def score(
-        self, context: Context, choices: Sequence[str], *, unconditional: bool
-    ) -> tuple[list[Tokens], list[Tokens] | None]:
-        """See `Backend`.  One call for all: the API echoes the texts with their log-probabilities.
+    def _select_params(self, node: Select, max_tokens: int) -> SamplingParams:
+        if not self._is_reasoning:
+            return super()._select_params(node, max_tokens)
+        if node.temperature:
+            raise ValueError(f"temperature={node.temperature}: {self.name} has no such setting")
+        return SamplingParams(max_tokens=THOUGHTS + max_tokens)
+
+    async def _score(
+        self, context: Context, choices: Sequence[str]
+    ) -> tuple[list[Tokens], dict[str, Any]]:
+        """The tokens of each choice after `context`, and what that took.
+
+        One call for all: the API echoes the texts with their log-probabilities.
 
         Raises:
-            ValueError: the texts alone are asked for, too: their tokens may be others.
             ApiError: as `generate`; OpenAI's own newer models refuse to echo.
         """
-        if unconditional:
-            raise ValueError(f"{self.name} can't score choices without their context")
         if not context.text:
             raise ValueError(f"nothing has been said for {self.name} to go on from")
         request: Request = {
@@ -277,7 +292,7 @@ class OpenAI(ApiBackend):
         ]
         if not all(scored):
             raise ApiError(f"{self.name} does not tell how likely the texts are", passes=False)
-        return scored, None
+        return scored, usage_of(reply.usage)
 
 
 def _of_choice(tokens: Tokens, start: int, end: int) -> Tokens:

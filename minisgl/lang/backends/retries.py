@@ -110,6 +110,19 @@ class Retries:
             failures += 1
 
 
+def patience(timeout: float, retries: Retries | None) -> tuple[float, Retries]:
+    """Both as a backend keeps them.
+
+    Raises:
+        ValueError: what is given is no time, or no `Retries`.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds, above 0")
+    if not isinstance(retries, Retries | None):
+        raise ValueError(f"retries={retries!r}: give Retries(most=..., first=..., longest=...)")
+    return timeout, retries or Retries()
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """The seconds that a reply's headers ask to wait; None: they don't, or not legibly.
 
