@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl import Engine, SamplingParams
+from minisgl import Engine, SamplingParams, svg
 from minisgl.cache.radix_cache import RadixCache
-from scripts.show import automata, masking, radix, schedule, svg, trace
+from scripts.show import automata, masking, radix, schedule, trace
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"

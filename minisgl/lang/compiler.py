@@ -41,6 +41,7 @@ from minisgl.lang.settings import settings
 from minisgl.lang.state import ProgramState
 from minisgl.lang.stored import read, write
 from minisgl.lang.values import compute
+from minisgl.sampling import SamplingParams
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class CompiledProgram:
             BaseException: what went wrong in it, with the program's line.
         """
         own, given = split(self._signature, arguments)
-        start = self._prepare(args, own, settings(given), self._backend(backend))
+        start = self._prepare(args, own, settings(given), self._backend(backend), {})
         return _wait_for(background.start(start.run()))
 
     __call__ = run
@@ -90,7 +91,7 @@ class CompiledProgram:
         """`run` for a coroutine, on any event loop.  Cancelling it ends the program."""
         own, given = split(self._signature, arguments)
         chosen = await asyncio.to_thread(self._backend, backend)
-        task = background.start(self._prepare(args, own, settings(given), chosen).run())
+        task = background.start(self._prepare(args, own, settings(given), chosen, {}).run())
         try:
             return await asyncio.wrap_future(task.done)
         except asyncio.CancelledError:
@@ -118,7 +119,8 @@ class CompiledProgram:
         """
         require_settings(given, "run_batch")
         chosen, common = self._backend(backend), settings(given)
-        runs = [self._prepare(*of_item(item), common, chosen) for item in batch_kwargs]
+        params: dict[int, SamplingParams] = {}
+        runs = [self._prepare(*of_item(item), common, chosen, params) for item in batch_kwargs]
         if not runs:
             return []
         done = _wait_for(background.start(self._run_all(runs)))
@@ -151,6 +153,7 @@ class CompiledProgram:
         own: Mapping[str, Any],
         common: Mapping[str, Any],
         backend: Backend,
+        params: dict[int, SamplingParams],
     ) -> _Run:
         try:
             bound = self._signature.bind(*args, **own).arguments
@@ -162,9 +165,12 @@ class CompiledProgram:
             if default is not None and name not in bound
         }
         program = Program(backend, common, num_api_spec_tokens=self.num_api_spec_tokens)
-        # Gens that are sent together ask exactly; speculation asks for more, one by one.
-        chosen = self._batched if self.num_api_spec_tokens is None else self._plain
-        return _Run(self.graph, chosen, {**bound, **values}, program)
+        # Gens that are sent together ask exactly; speculation asks for more, one by one.  And a
+        # backend that has no way of its own to take them together gains nothing.
+        takes_all = type(backend).generate_all is not Backend.generate_all
+        chosen = self._batched if takes_all and self.num_api_spec_tokens is None else self._plain
+        run = GraphRun(chosen, {**bound, **values}, program, params)
+        return _Run(self.graph, run, {**bound, **values}, program)
 
     @cached_property
     def _plain(self) -> Plan:
@@ -230,11 +236,10 @@ class _Run:
     """A graph with its arguments."""
 
     def __init__(
-        self, graph: Graph, chosen: Plan, arguments: Mapping[str, Any], program: Program
+        self, graph: Graph, run: GraphRun, arguments: Mapping[str, Any], program: Program
     ) -> None:
         self.arguments, self.program = arguments, program
-        self._graph = graph
-        self._run = GraphRun(chosen, arguments, program)
+        self._graph, self._run = graph, run
 
     async def run(self) -> ProgramState:
         """Its state, at its end."""

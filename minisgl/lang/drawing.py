@@ -1,6 +1,6 @@
 """A graph as a picture: SVG, or text for Graphviz (the paper's figure 14).
 
-A stream is a column, and time goes down.  Solid lines are the order within a stream, dashed ones
+A stream is a column, and time goes down.  Grey lines are the order within a stream, violet ones
 what a node needs of others.  The parts of a `when` or a `repeat` have a frame.
 """
 
@@ -137,7 +137,7 @@ def _svg(graph: Graph) -> str:
         height = DOWN * (frame.bottom - frame.top) + HEIGHT + 14
         left, top = x(frame.left) - 6, y(frame.top) - 8
         box = svg.rect(left, top, width, height, "none", stroke=svg.FAINT, radius=4, dashed=True)
-        word = svg.text(left + width - 4, top + 9, frame.word, fill=svg.FAINT, anchor="end", size=9)
+        word = svg.text(left + width - 4, top - 3, frame.word, fill=svg.FAINT, anchor="end", size=9)
         parts.append(svg.group("part", [box, word]))
     for edge in found.edges:
         _, a, above = found.nodes[edge.source]
@@ -189,7 +189,7 @@ def short(op: Op) -> str:
     """A node's words in the picture."""
     match op:
         case ir.Text(text):
-            return svg.printable(text, 60)
+            return text
         case ir.Gen(name):
             return f"gen {name}"
         case ir.Select(name, choices):

@@ -137,10 +137,18 @@ class GraphRun:
     Args:
         arguments: a value for each parameter of the graph.
         program: its backend and its settings.
+        params: how its gens sample; runs with the same settings work it out once, together.
     """
 
-    def __init__(self, plan: Plan, arguments: Mapping[str, Any], program: Program) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        arguments: Mapping[str, Any],
+        program: Program,
+        params: dict[int, SamplingParams],
+    ) -> None:
         self._plan = plan
+        self._params = params
         self._arguments = arguments
         self._program = program
         self._results: dict[int, Result | Results] = {}  # of nodes that set variables
@@ -245,7 +253,9 @@ class GraphRun:
             case ir.Gen():
                 require_role(backend, context.role, "gen")
                 ask = partial(self._ask, here, node)
-                step = await generated(op, context, program, ask)
+                if node.id not in self._params:
+                    self._params[node.id] = program.params(op)
+                step = await generated(op, self._params[node.id], context, program, ask)
             case ir.Select():
                 require_role(backend, context.role, "select")
                 step = await selected(op, context, program)

@@ -65,21 +65,25 @@ class ProgramStateGroup:
             "with one for each, or a function of the branch's number"
         )
 
-    def join(self, mode: JoinMode = "gather_variable") -> None:
+    def join(self, mode: JoinMode = "gather_variable", *, align: bool = False) -> None:
         """Bring the branches together in the state they were forked from.
 
         Args:
             mode: "gather_variable" waits for the branches and makes a list of each new variable,
                 in the order of the branches (those that the state has already stay as they are);
                 "concate_and_append" appends what each branch has said, and waits for nothing.
+            align: a branch that lacks a variable has None in its list, so that the i-th item is
+                always the i-th branch's.
 
         Raises:
-            ValueError: another mode.
+            ValueError: another mode, or `align` where no lists are made.
             BaseException: what went wrong in a branch; with "concate_and_append", whoever reads the
                 state gets it.
         """
         if mode == "gather_variable":
-            self._gather()
+            self._gather(align=align)
+        elif align:
+            raise ValueError(f'align=True with mode={mode!r}: it is for "gather_variable"')
         elif mode == "concate_and_append":
             branches = [state.stream_executor for state in self.states]
             self._source.stream_executor.join(branches)
@@ -88,16 +92,14 @@ class ProgramStateGroup:
                 f'mode={mode!r}: choose one of "gather_variable", "concate_and_append"'
             )
 
-    def _gather(self) -> None:
+    def _gather(self, *, align: bool) -> None:
         self._source.stream_executor.gather([state.stream_executor for state in self.states])
         known = set(self._source.stream_executor.outline.variables)
-        gathered: dict[str, list[Any]] = {}
-        for state in self.states:
-            for name in list(state.stream_executor.outline.variables):
-                if name not in known:
-                    gathered.setdefault(name, []).append(state[name])
-        for name, values in gathered.items():
-            self._source[name] = values
+        names = [name for state in self.states for name in state.stream_executor.outline.variables]
+        for name in dict.fromkeys(names):
+            if name not in known:
+                having = [state for state in self.states if align or name in state]
+                self._source[name] = [s[name] if name in s else None for s in having]  # noqa: SIM401
 
     def __enter__(self) -> ProgramStateGroup:
         return self

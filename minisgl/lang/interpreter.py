@@ -269,7 +269,8 @@ class StreamExecutor:
             case ir.Gen():
                 assert item.variable is not None
                 ask = partial(self._ask, item.variable)
-                step = await generated(item.node, context, self.program, ask)
+                params = self.program.params(item.node)
+                step = await generated(item.node, params, context, self.program, ask)
             case ir.Select():
                 step = await selected(item.node, context, self.program)
             case Adopt(source):

@@ -11,6 +11,7 @@ from minisgl.lang.context import Context
 from minisgl.lang.program import Program
 from minisgl.lang.speculative import Ask, exactly
 from minisgl.lang.usage import Tally
+from minisgl.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,10 @@ def said(
             return context.show(node)
 
 
-async def generated(node: ir.Gen, context: Context, program: Program, ask: Ask) -> Step:
+async def generated(
+    node: ir.Gen, params: SamplingParams, context: Context, program: Program, ask: Ask
+) -> Step:
     """What the model says; `ask` is how it is called."""
-    params = program.params(node)
     speculation = program.speculation
     if speculation is None:
         outcome = await exactly(context, params, ask)

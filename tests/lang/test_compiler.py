@@ -22,6 +22,7 @@ from minisgl.lang.compiler import CompiledProgram
 from minisgl.lang.drawing import layout
 from minisgl.lang.passes import NO_PASSES, Passes
 from minisgl.lang.stored import read, write
+from scripts.show import graph
 from tests.lang.fake import Boom, FakeBackend, language_threads, no_thread_stays, words
 
 # ---------------------------------------------------------------------- programs, as data
@@ -531,6 +532,15 @@ class TestFiles:
         assert dot.count("[label=") == len(compiled.graph.nodes)
         with pytest.raises(ValueError, match='kind=\'png\': give "svg" or "dot"'):
             compiled.draw(kind="png")
+
+    def test_the_picture_in_the_docs_is_current(self, tmp_path: Path) -> None:
+        graph.main([str(tmp_path / "p.svg")])
+        kept = Path(__file__).parents[2] / "docs" / "pictures" / "graph.svg"
+        drawn = (tmp_path / "p.svg").read_text(encoding="utf-8")
+        assert drawn == kept.read_text(encoding="utf-8"), f"python -m scripts.show.graph {kept}"
+        graph.judge.compile().save(tmp_path / "p.json")
+        graph.main([str(tmp_path / "p.dot"), "--program", str(tmp_path / "p.json"), "--kind", "dot"])
+        assert (tmp_path / "p.dot").read_text().startswith('digraph "judge(essay)"')
 
     def test_boxes_do_not_lie_on_one_another(self) -> None:
         found = layout(self.program.compile().graph)

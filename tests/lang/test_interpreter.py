@@ -338,6 +338,18 @@ class TestForks:
         assert state["only"] == [words("common 1:" + state["x"][1], 1)]
         assert (state["old"], state["copied"], state.text()) == ("kept", [5], "")
 
+    def test_aligned_lists_have_an_item_for_each_branch(self) -> None:
+        @sgl.function
+        def f(s: sgl.ProgramState) -> Any:
+            forks = s.fork(3)
+            forks[1] += "a" + sgl.gen("x", max_tokens=1)
+            forks.join(align=True)
+            return s["x"]
+
+        expected = [None, words("a", 1), None]
+        assert f.run(backend=FakeBackend()).ret_value == expected
+        assert f.compile().run(backend=FakeBackend()).ret_value == expected
+
     def test_appending_takes_what_was_said_until_the_join(self) -> None:
         @sgl.function
         def f(s: sgl.ProgramState) -> None:
@@ -366,6 +378,8 @@ class TestForks:
                 forks[0] = s
             with pytest.raises(ValueError, match='choose one of "gather_variable"'):
                 forks.join("all")
+            with pytest.raises(ValueError, match="align=True with mode='conc"):
+                forks.join("concate_and_append", align=True)
 
         f.run(backend=FakeBackend())
 

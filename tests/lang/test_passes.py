@@ -30,6 +30,7 @@ from minisgl.lang.passes.dead_code import remove_dead_code
 from minisgl.lang.passes.fold_text import fold_text
 from minisgl.lang.passes.order_runs import order_runs, shared
 from minisgl.lang.values import Argument
+from scripts.bench import code_motion
 from tests.lang.fake import FakeBackend, words
 
 
@@ -298,6 +299,26 @@ class TestCodeMotion:
         moved = move_code(compiled(role).graph, "rules")
         assert kinds(moved)[:4] == ["RoleBegin", "Text", "RoleEnd", "RoleBegin"]
         assert isinstance(moved.nodes[4].op, ir.Text) and moved.nodes[4].op.text == "Be brief.\n"
+
+    def test_the_studys_own_orders_are_accepted_and_by_rules_most_are_found(self) -> None:
+        found = 0
+        for template in code_motion.TEMPLATES:
+            _, pieces = prompt(code_motion.graph_of(template))
+            assert check(pieces, template.right) is None, template.name
+            found += tuple(by_rules(pieces)) == template.right
+        assert (len(code_motion.TEMPLATES), found) == (20, 19)
+
+        def right(pieces: Sequence[Piece]) -> Sequence[int]:
+            return next(
+                each.right
+                for each in code_motion.TEMPLATES
+                if prompt(code_motion.graph_of(each))[1] == pieces
+            )
+
+        rows = code_motion.study(code_motion.TEMPLATES, right, len)
+        assert all(row["tokens after"] >= row["tokens before"] for row in rows)
+        told = code_motion.summary("a person", rows)
+        assert (told["prompts"], told["right"], told["another, accepted"]) == (20, 20, 0)
 
     def test_numbers_in_an_answer(self) -> None:
         assert order_in("The order is 2,0 , 1.") == [2, 0, 1]

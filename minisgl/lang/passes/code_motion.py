@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from minisgl.lang import ir
 from minisgl.lang.backends.base import Backend
@@ -31,8 +31,10 @@ from minisgl.sampling import SamplingParams
 # A sentence ends at a full stop before a blank; a line, at its end.
 _BORDER = re.compile(r"(?<=\n)|(?<=[.!?] )(?=[A-Z])")
 _BACKWARD = re.compile(
-    r"\b(above|previous|preceding|earlier|aforementioned|so far|these|this|that|those|it|its|they"
-    r"|them|their|he|she|his|her|the former|the latter|then|therefore|next|now|also|instead)\b",
+    r"\b(above|previous|preceding|earlier|aforementioned|so far|these|this|those|it|its|they|them"
+    r"|their|he|she|his|her|the former|the latter)\b"
+    r"|\bthat(?=[.,;:!?])"  # "do that.", and not "a line that ends"
+    r"|^(then|therefore|next|now|also|instead)\b",
     re.IGNORECASE,
 )
 _FORWARD = re.compile(r"\b(below|following|here (is|are)|as follows)\b|:\s*$", re.IGNORECASE)
@@ -123,31 +125,43 @@ def by_rules(pieces: Sequence[Piece]) -> list[int]:
     return order
 
 
-def by_model(pieces: Sequence[Piece], backend: Backend) -> list[int]:
-    """The order that a model proposes; that of the program, if it proposes none."""
-    context = Context()
+Example: TypeAlias = tuple[Sequence[str], Sequence[int]]  # pieces, and their right order
+
+EXAMPLES: Sequence[Example] = (
+    (["Question: {question}", "Answer in one word.", "Answer:"], [1, 0, 2]),
+    (["Text: {text}", "Summarise the text above.", "Summary:"], [0, 1, 2]),
+)
+
+
+def by_model(
+    pieces: Sequence[Piece], backend: Backend, examples: Sequence[Example] = EXAMPLES
+) -> list[int]:
+    """The order that a model proposes: the numbers in its answer."""
+    asked, context = question(pieces, examples), Context()
     if backend.needs_roles:
-        context = context.begin_role("user", backend.chat).say(question(pieces))
-        context = context.end_role(backend.chat).begin_role("assistant", backend.chat)
+        context = context.begin_role("user", backend.chat).say(asked).end_role(backend.chat)
+        context = context.begin_role("assistant", backend.chat)
     else:
-        context = context.say(question(pieces))
+        context = context.say(asked)
     params = SamplingParams(max_tokens=4 * len(pieces) + 8, temperature=0.0, stop=("\n",))
     answers = background.start(backend.generate(context, params)).result()
     return order_in(answers[0].text)
 
 
-def question(pieces: Sequence[Piece]) -> str:
+def question(pieces: Sequence[Piece], examples: Sequence[Example] = EXAMPLES) -> str:
     """What a model is asked."""
-    listed = "\n".join(f"{i}: {piece.text.strip()}" for i, piece in enumerate(pieces))
-    return (
+    task = (
         "The pieces of a prompt are numbered. Those with {braces} differ from run to run. Order "
         "them so that those without braces come first as far as the meaning allows: what refers to "
         "something above stays after it, and the last piece, which the answer follows, stays last. "
-        "Answer with the numbers, separated by commas.\n\n"
-        "0: Question: {question}\n1: Answer in one word.\n2: Answer:\nOrder: 1, 0, 2\n\n"
-        "0: Text: {text}\n1: Summarise the text above.\n2: Summary:\nOrder: 0, 1, 2\n\n"
-        f"{listed}\nOrder:"
+        "Answer with the numbers, separated by commas."
     )
+    shown = [f"{_listed(texts)} {', '.join(map(str, order))}" for texts, order in examples]
+    return "\n\n".join([task, *shown, _listed([piece.text for piece in pieces])])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return "\n".join([*(f"{i}: {text.strip()}" for i, text in enumerate(texts)), "Order:"])
 
 
 def order_in(answer: str) -> list[int]:
