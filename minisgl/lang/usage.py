@@ -71,8 +71,8 @@ class Tally:
 class Usage:
     """What a run has taken, all its branches together.
 
-    spent: what the model was asked, and what an API takes money for.  A select on a model of our own
-        or a server is a call without tokens, as it generates none.
+    spent: what the model was asked, and what an API takes money for.  A select that compares is a
+        call without tokens, except on an API, which counts them.
     without: what it would have been, had every gen made its own call.  That of gens which made none
         is exact where the API tells the tokens of its answers, and in proportion where not.
     """
