@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         template = args.chat_template and Path(args.chat_template).read_text(encoding="utf-8")
     except (ValueError, OSError) as error:
         options.error(str(error))
-    _log_to_stderr(access=not args.no_access_log)
+    log_to_stderr(access=not args.no_access_log)
     if args.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
@@ -101,7 +101,7 @@ def _end_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # at once while the model is loaded; later we drain
 
 
-def _log_to_stderr(*, access: bool) -> None:
+def log_to_stderr(*, access: bool) -> None:
     """Warnings of all, and one line for each request if `access`."""
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("minisgl.serve.access")

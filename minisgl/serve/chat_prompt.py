@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl import media
 from minisgl.engine.prompt import AnyPrompt, Prompt
 from minisgl.serve.desk import Desk
 from minisgl.serve.openai_types import Message, Part, Tool
+
+Take = Callable[[str, str], None]
+"""Called with "image" or "video", and where it is."""
 
 
 def read(
@@ -27,8 +30,13 @@ def read(
     """
     template, engine = desk.chat_template, desk.engine
     images: list[media.Image] = []
-    plain = [_plain(message, images, desk.media) for message in messages]
-    described = [tool.model_dump(exclude_none=True) for tool in tools] or None
+
+    def take(kind: str, source: str) -> None:
+        load = media.load_video if kind == "video" else media.load_image
+        images.append(load(source, limits=desk.media))
+
+    plain = [plain_message(message, take) for message in messages]
+    described = plain_tools(tools)
     if described and template.render(plain, tools=described) == template.render(plain):
         raise ValueError("tools: the model's chat template has no place for them")
     ids = template.encode(plain, engine.door.encoder, tools=described)
@@ -37,24 +45,29 @@ def read(
     return Prompt(ids, images) if images else ids
 
 
-def _plain(message: Message, images: list[media.Image], limits: media.Limits) -> dict[str, Any]:
-    """As templates of `transformers` take it; its images are added to `images`."""
+def plain_message(message: Message, take: Take) -> dict[str, Any]:
+    """As templates of `transformers` take it; its images are handed to `take`."""
     plain = message.model_dump(exclude_none=True)
     if isinstance(message.content, list):
-        plain["content"] = [_part(part, images, limits) for part in message.content]
+        plain["content"] = [_part(part, take) for part in message.content]
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_call(call) for call in plain["tool_calls"]]
     return plain
 
 
-def _part(part: Part, images: list[media.Image], limits: media.Limits) -> dict[str, str]:
+def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """As templates take them; None: there are none."""
+    return [tool.model_dump(exclude_none=True) for tool in tools] or None
+
+
+def _part(part: Part, take: Take) -> dict[str, str]:
     if part.type == "text" and part.text is not None:
         return {"type": "text", "text": part.text}
     if part.type == "image_url" and part.image_url is not None:
-        images.append(media.load_image(part.image_url.url, limits))
+        take("image", part.image_url.url)
         return {"type": "image"}
     if part.type == "video_url" and part.video_url is not None:
-        images.append(media.load_video(part.video_url.url, limits=limits))
+        take("video", part.video_url.url)
         return {"type": "video"}
     raise ValueError(f"a part of type {part.type!r} has no field {part.type!r}")
 
