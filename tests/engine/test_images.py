@@ -160,6 +160,8 @@ def test_the_authors_layout_has_no_image_token(paths: dict[str, Path], tmp_path:
         assert done.prompt_tokens == len(ids) - 1 + 16
         penalised = greedy(4, repetition_penalty=1.3)
         assert len(engine.generate(Prompt(ids, A), penalised).token_ids) == 4
+        adjustments = engine.door.make(Prompt(ids, A), penalised).adjustments
+        assert adjustments is not None and set(adjustments.ids) == set(ids) - {-200}
         assert engine.score(Prompt("<image> Hi", A), [" you"])[0].sum < 0
         with pytest.raises(ValueError, match="0 placeholders of images and 1 images"):
             engine.generate(Prompt("no image", A))
