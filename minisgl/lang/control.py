@@ -46,7 +46,7 @@ def repeat(
 
     Args:
         body: as the parts of `when`.  A variable that it sets anew is, at its beginning, what it
-            was after the round before.
+            was after the round before.  (A trace calls it twice, to find out which ones.)
         until: None: `at_most` rounds.
 
     Raises:

@@ -274,11 +274,6 @@ def lines(block: Block, indent: str = "") -> Iterator[str]:
                 yield from lines(body, indent + "    ")
 
 
-def required(graph: Graph) -> list[str]:
-    """The arguments that a run has to give."""
-    return [name for name, default in graph.parameters.items() if default is None]
-
-
 def used_arguments(graph: Graph) -> set[str]:
     """The arguments that it says or looks at."""
     found = [e for node in graph.nodes for e in expressions(node.op)]

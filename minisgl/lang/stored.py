@@ -20,6 +20,7 @@ from typing import Any
 from minisgl.lang import choices, ir, values
 from minisgl.lang import graph as g
 from minisgl.lang.settings import settings
+from minisgl.lang.speculative import checked_tokens
 from minisgl.sampling import SamplingParams
 
 VERSION = 1
@@ -75,11 +76,11 @@ def read(text: str, name: str = "the program") -> tuple[g.Graph, int | None]:
             f"version {VERSION}; compile it again"
         )
     try:
-        graph, tokens = _value(stored["graph"]), stored["num_api_spec_tokens"]
+        graph, tokens = _value(stored["graph"]), checked_tokens(stored["num_api_spec_tokens"])
         if not isinstance(graph, g.Graph):
             raise ValueError("its graph is none")
         for node in graph.nodes:
-            if isinstance(node.op, ir.Gen):
+            if isinstance(node.op, ir.Gen | g.Begin):
                 settings(node.op.settings)
         for fault in g.faults(graph):
             raise ValueError(fault)

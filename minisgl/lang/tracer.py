@@ -178,9 +178,6 @@ class Tracer:
     def sync(self) -> None:
         """Nothing runs, so nothing has to be waited for."""
 
-    def cancel(self, failure: Failure) -> None:
-        """Nothing runs."""
-
     # ------------------------------------------------------------------ control flow
 
     def when(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from enum import Enum
@@ -23,7 +27,9 @@ from minisgl.lang.drawing import layout
 from minisgl.lang.passes import NO_PASSES, Passes
 from minisgl.lang.stored import read, write
 from scripts.show import graph
-from tests.lang.fake import Boom, FakeBackend, language_threads, no_thread_stays, words
+from tests.engine.common import in_thread
+from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
+from tests.lang.text_model import TextModel, knows
 
 # ---------------------------------------------------------------------- programs, as data
 
@@ -194,6 +200,12 @@ class TestEquality:
             assert told(CompiledProgram(again).run("Q", backend=FakeBackend())) == expected
 
 
+def read_again(compiled: CompiledProgram) -> CompiledProgram:
+    """As a file keeps it."""
+    graph, tokens = read(write(compiled.traced, compiled.num_api_spec_tokens))
+    return CompiledProgram(graph, num_api_spec_tokens=tokens)
+
+
 class TestBatch:
     LONG = "A long beginning, which all the runs of a batch have in common, word by word. "
 
@@ -223,18 +235,24 @@ class TestBatch:
             compiled.run_batch(items, backend=backend)
 
     def test_thousands_need_one_thread(self) -> None:
-        backend = FakeBackend()
-        threads = set()
+        before, new = set(threading.enumerate()), set()
 
         class Watching(FakeBackend):
             async def generate(self, context: Any, params: Any) -> Any:
-                threads.update(language_threads())
+                new.update(set(threading.enumerate()) - before)
                 return await super().generate(context, params)
 
-        backend = Watching()
         items = [(str(i),) for i in range(2000)]
-        assert len(sgl.function(self.program).compile().run_batch(items, backend=backend)) == 2000
-        assert threads == {"minisgl-lang"}
+        states = sgl.function(self.program).compile().run_batch(items, backend=Watching())
+        assert len(states) == 2000
+        assert [thread.name for thread in new] == ["minisgl-lang"]
+
+    def test_what_is_wrong_with_one_is_its_own(self) -> None:
+        compiled = sgl.function(lambda s, q: s.extend(q.strip() + sgl.gen("x")) and None).compile()
+        items = [("a ",), (3,), ("b",)]
+        states = compiled.run_batch(items, backend=FakeBackend(), return_exceptions=True)
+        assert isinstance(states[1], TypeError)
+        assert [states[i]["x"] for i in (0, 2)] == [words("a", 8), words("b", 8)]
 
     def test_mistakes(self) -> None:
         compiled, backend = sgl.function(self.program).compile(), FakeBackend()
@@ -294,6 +312,48 @@ class TestRunning:
         with no_thread_stays():
             asyncio.run(leave())
         assert (backend.aborted, backend.running) == (1, 0)
+
+    def test_speculation_saves_as_many_calls(self) -> None:
+        def fields(s: sgl.ProgramState) -> None:
+            s += "Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n")
+            forks = s.fork(2)
+            forks += "\nBorn:" + sgl.gen("born", stop="\n")
+            forks.join()
+
+        f = sgl.Function(fields, num_api_spec_tokens=64)
+        document = "Name: Ada\nJob: mathematician\nBorn: 1815\n"
+        said, calls = [], []
+        for run in (f.run, f.compile().run, read_again(f.compile()).run):
+            state = run(backend=TextModel(knows(document)), temperature=0)
+            said.append((state.text(), state["name"], state["born"]))
+            calls.append((state.usage().spent.calls, state.usage().saved_calls))
+        assert said == [said[0]] * 3 and calls == [calls[0]] * 3
+        assert calls[0] == (1, 3) and said[0][1:] == (" Ada", [" 1815", " 1815"])
+
+    def test_ctrl_c_ends_the_run(self) -> None:
+        backend = FakeBackend(delay=lambda _: 60)
+
+        def functions_of_main() -> set[str]:
+            frame, found = sys._current_frames().get(main), set()
+            while frame is not None:
+                found.add(frame.f_code.co_name)
+                frame = frame.f_back
+            return found
+
+        def interrupt() -> None:
+            while not (backend.running and {"_wait_for", "wait"} <= functions_of_main()):
+                time.sleep(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        main = threading.get_ident()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        compiled = sgl.function(lambda s: s.extend("a" + sgl.gen("x")) and None).compile()
+        try:
+            with no_thread_stays(), in_thread(interrupt), pytest.raises(KeyboardInterrupt):
+                compiled.run_batch([()] * 3, backend=backend)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert backend.running == 0
 
     def test_an_error_ends_the_run_with_its_line(self) -> None:
         backend = FakeBackend(
@@ -539,7 +599,9 @@ class TestFiles:
         drawn = (tmp_path / "p.svg").read_text(encoding="utf-8")
         assert drawn == kept.read_text(encoding="utf-8"), f"python -m scripts.show.graph {kept}"
         graph.judge.compile().save(tmp_path / "p.json")
-        graph.main([str(tmp_path / "p.dot"), "--program", str(tmp_path / "p.json"), "--kind", "dot"])
+        graph.main(
+            [str(tmp_path / "p.dot"), "--program", str(tmp_path / "p.json"), "--kind", "dot"]
+        )
         assert (tmp_path / "p.dot").read_text().startswith('digraph "judge(essay)"')
 
     def test_boxes_do_not_lie_on_one_another(self) -> None:

@@ -37,7 +37,10 @@ def opening(graph: Graph, arguments: Mapping[str, Any]) -> tuple[str, ...]:
             case ir.RoleBegin(role) | ir.RoleEnd(role):
                 said.append(role)
             case Say(value) if not any(refs(value)):
-                said.append(str(compute(value, leaf)))
+                try:
+                    said.append(str(compute(value, leaf)))
+                except Exception:  # what is wrong with an argument, its run will say
+                    break
             case ir.ScopeBegin() | ir.ScopeEnd():
                 pass
             case _:
