@@ -73,9 +73,13 @@ def load_model(
     finally:
         torch.set_default_dtype(before)
     load_weights(model, path, progress=progress)
-    if isinstance(model, LlavaForConditionalGeneration) and model.config.tower:
-        load_weights(model.vision_tower, resolve_model(model.config.tower), progress=progress)
-    for module in model.modules():
+    decoder = model
+    if isinstance(model, LlavaForConditionalGeneration):
+        # A tower's products have hundreds of rows, and packed weights pay where there are few.
+        decoder = model.language_model
+        if model.config.tower:
+            load_weights(model.vision_tower, resolve_model(model.config.tower), progress=progress)
+    for module in decoder.modules():
         if isinstance(module, Linear | SparseMoE):
             module.pack(half_rows=half_rows)
     return model.eval()
