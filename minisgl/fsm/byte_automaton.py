@@ -69,14 +69,18 @@ class ByteAutomaton:
         ways = self._ways[state]
         if ways is None:
             with self.lock:
-                ways = self._ways[state] = self._find_ways(*self._keys[state])
+                ways = self._ways[state] = self._find_ways(state)
         return ways
 
     def step(self, state: int, byte: int) -> int:
         """The state after one more byte; 0 if no match begins so."""
-        for first, stop, target in self.ways(state):
-            if first <= byte < stop:
-                return target
+        ways = self._ways[state]
+        if ways is not None:
+            return next((after for first, stop, after in ways if first <= byte < stop), 0)
+        with self.lock:  # this state alone; all would be for the walk of a vocabulary
+            for first, stop, chars, within in self._stretches(*self._keys[state]):
+                if first <= byte < stop:
+                    return self._state(chars, within)
         return 0
 
     def walk(self, state: int, data: bytes) -> int:
@@ -156,31 +160,34 @@ class ByteAutomaton:
         self._row[state] = self._num_rows
         self._num_rows += 1
 
-    def _find_ways(self, chars: int, within: Within) -> Ways:
+    def _find_ways(self, state: int) -> Ways:
+        ways: list[tuple[int, int, int]] = []
+        for first, stop, chars, within in sorted(self._stretches(*self._keys[state])):
+            after = self._state(chars, within)
+            if ways and ways[-1][1:] == (first, after):  # they touch: one stretch
+                first = ways.pop()[0]
+            ways.append((first, stop, after))
+        return tuple(ways)
+
+    def _stretches(self, chars: int, within: Within) -> Iterator[tuple[int, int, int, Within]]:
+        """Stretches of bytes that may come next: first, one after the last, key of the state."""
         if isinstance(within, int) and within:  # any byte of a character's rest
-            return ((0x80, 0xC0, self._state(chars, within - 1)),)
+            yield 0x80, 0xC0, chars, within - 1
+            return
         block = self.chars.alphabet.block(within) if within else self.chars.alphabet.root
         edges = self.chars.edges(chars)
-        found = [
-            (first, stop, self._state(target, following))
-            for target, classes in edges.items()
-            for char_class in _bits(classes & block.classes)
-            for first, stop, following in block.of_class[char_class]
-        ]
+        for target, classes in edges.items():
+            for char_class in _bits(classes & block.classes):
+                for first, stop, following in block.of_class[char_class]:
+                    yield first, stop, target, following
         for byte, name, inside in block.to_blocks:
             wanted = next(((t, c) for t, c in edges.items() if inside & c), None)
             if wanted is not None:
                 target, classes = wanted
-                is_sure = not inside & ~classes  # all that may come there leads to the same state
-                state = self._state(target, name[1]) if is_sure else self._state(chars, name)
-                found.append((byte, byte + 1, state))
-        found.sort()
-        ways: list[tuple[int, int, int]] = []
-        for first, stop, target in found:
-            if ways and ways[-1][1:] == (first, target):  # they touch: one stretch
-                first = ways.pop()[0]
-            ways.append((first, stop, target))
-        return tuple(ways)
+                if inside & ~classes:
+                    yield byte, byte + 1, chars, name
+                else:  # all that may come there leads to the same state
+                    yield byte, byte + 1, target, name[1]
 
 
 def _bits(mask: int) -> Iterator[int]:
