@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
 import pytest
 
-from minisgl.lang.backends import retries
+from minisgl.lang.backends import per_loop, retries
 from minisgl.lang.backends.base import Answer
 from minisgl.lang.backends.per_loop import PerLoop
 from minisgl.lang.backends.retries import ApiError, Retries, retry_after
@@ -130,8 +131,31 @@ def test_each_loop_has_a_client_that_is_closed_with_it() -> None:
 
     async def twice() -> None:
         assert await clients.get() is await clients.get()
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert events[-1] == "open"
 
     asyncio.run(twice())
     asyncio.run(twice())
     assert events == ["open", "closed"] * 2
+
+
+def test_a_client_that_nobody_holds_is_closed_with_its_loop() -> None:
+    events = []
+
+    class Client:
+        async def __aenter__(self) -> Client:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            await asyncio.sleep(0)
+            events.append("closed")
+
+    clients = PerLoop(Client)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(clients.get())
+    del clients
+    gc.collect()
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    assert events == ["closed"] and per_loop._keepers == {}

@@ -267,6 +267,35 @@ def test_what_needs_a_call_of_its_own_makes_one() -> None:
         assert state["b"] == (" December 10" if "n" not in settings else [" December 10"] * 2)
         assert len(model.calls) == 2, settings
 
+        @sgl.function(num_api_spec_tokens=64)
+        def first(s, settings=settings):
+            s += "Name:" + sgl.gen("name", **{"stop": "\n", "max_tokens": 9, **settings})
+
+        first.run(backend=(model := TextModel(knows(FIELDS))))
+        if "temperature" not in settings:
+            assert model.calls[0][1].stop == ("\n",) and model.calls[0][1].max_tokens == 9
+
+
+def test_a_streamed_gen_asks_for_no_more_than_it_may_show() -> None:
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s):
+        s += "Name:" + sgl.gen("name", stop="\n", max_tokens=9)
+
+    for stream, most in ((True, 9), (False, 64)):
+        model = TextModel(knows(FIELDS))
+        state = program.run(backend=model, stream=stream)
+        assert state["name"] == " Ada" and model.calls[0][1].max_tokens == most
+
+
+def test_a_reply_that_is_over_has_no_second_answer() -> None:
+    @sgl.function(num_api_spec_tokens=64)
+    def chat(s):
+        s += sgl.user("Who?") + sgl.assistant(sgl.gen("a") + sgl.gen("b"))
+
+    model = TextModel(lambda _: "Ada", is_chat=True, can_continue=False)
+    with pytest.raises(ValueError, match="can't go on with words that the assistant has begun"):
+        chat.run(backend=model)
+
 
 # ---------------------------------------------------------------------- branches
 
