@@ -9,7 +9,6 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from minisgl import __version__
 from minisgl.serve import chat, completions, errors, evictions, native, pages
 from minisgl.serve.access_log import AccessLog
 from minisgl.serve.desk import Desk
@@ -18,7 +17,7 @@ from minisgl.serve.limits import Gate, ReadBody, RequireKey
 
 def make_app(desk: Desk) -> ASGIApp:
     """The whole server, as an ASGI application."""
-    routes = FastAPI(title="minisgl", version=__version__, docs_url=None, redoc_url=None)
+    routes = FastAPI(title="minisgl", docs_url=None, redoc_url=None)
     routes.state.desk = desk
     errors.install(routes)
     for room in (completions, chat, native, pages):

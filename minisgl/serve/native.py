@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
-from minisgl import __version__
 from minisgl.engine.output import TokenLogprob
 from minisgl.sampling import SamplingParams
 from minisgl.serve.access_log import note
@@ -100,7 +99,6 @@ async def server_info(request: Request) -> Response:
         **served,
         "model_path": desk.model_path,
         "context_length": engine.context_length,
-        "version": __version__,
         "stats": asdict(stats) | {"hit_rate": stats.hit_rate},
     }
     return JSON(info)
