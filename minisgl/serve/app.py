@@ -5,6 +5,8 @@ AccessLog -> CORS -> RequireKey -> ReadBody -> Gate -> routes
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -17,7 +19,10 @@ from minisgl.serve.limits import Gate, ReadBody, RequireKey
 
 def make_app(desk: Desk) -> ASGIApp:
     """The whole server, as an ASGI application."""
-    routes = FastAPI(title="minisgl", docs_url=None, redoc_url=None)
+    described: dict[int | str, dict[str, Any]] = {
+        status: {"model": errors.ErrorBody} for status in ("4XX", "5XX")
+    }
+    routes = FastAPI(title="minisgl", docs_url=None, redoc_url=None, responses=described)
     routes.state.desk = desk
     errors.install(routes)
     for room in (completions, chat, native, pages):

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -31,6 +32,21 @@ KINDS = {
     500: "server_error",
     503: "overloaded_error",
 }
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error, for the OpenAPI description."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):
@@ -55,8 +71,8 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON of it."""
         kind = KINDS.get(self.status, "invalid_request_error")
-        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
+        return ErrorBody(error=detail).model_dump()
 
     def response(self) -> Response:
         """The whole response."""

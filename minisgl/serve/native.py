@@ -104,8 +104,8 @@ async def server_info(request: Request) -> Response:
     return JSON(info)
 
 
-@router.get("/flush_cache")
-@router.post("/flush_cache")
+@router.get("/flush_cache", response_class=PlainTextResponse)
+@router.post("/flush_cache", response_class=PlainTextResponse)
 async def flush_cache(request: Request) -> Response:
     """Forget every cached prefix."""
     desk: Desk = request.app.state.desk

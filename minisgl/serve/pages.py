@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from minisgl.serve import live, metrics
 from minisgl.serve.desk import Desk
@@ -42,7 +42,7 @@ async def model(name: str, request: Request) -> Response:
     return JSON(_card(desk, name))
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def prometheus(request: Request) -> Response:
     """The engine's numbers in Prometheus' text format."""
     desk: Desk = request.app.state.desk
@@ -50,7 +50,7 @@ async def prometheus(request: Request) -> Response:
     return Response(text, media_type=metrics.CONTENT_TYPE)
 
 
-@router.get("/ui")
+@router.get("/ui", response_class=HTMLResponse)
 async def ui() -> Response:
     """A chat, and the radix tree, the queue and the batch as they change."""
     return HTMLResponse(files("minisgl.serve").joinpath("ui.html").read_text(encoding="utf-8"))
