@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,13 @@ def test_options_become_settings() -> None:
         port=5, served_names=("a", "b")
     )
     assert args.radix_cache is False and args.kv_tokens is None
+
+
+def test_every_option_is_in_the_docs_with_its_default() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    for field in fields(ServeConfig):
+        (row,) = re.findall(rf"^\| `--{field.name.replace('_', '-')}` \| (.+?) \|", page, re.M)
+        words = {None: ("none", "the model's"), (): ("none", "the model's"), False: ("off",)}
+        default: Any = field.default
+        number = f"{default:g}" if isinstance(default, float) else str(default)
+        assert row.strip("`") in words.get(default, (number,)), field.name
