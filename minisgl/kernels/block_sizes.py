@@ -202,7 +202,7 @@ def route_blocks(num_experts: int) -> dict[str, int]:
 def sort_blocks(num_experts: int) -> dict[str, int]:
     """BLOCK_E (experts) and CHUNK (pairs counted at a time) of sort_by_expert."""
     experts = triton.next_power_of_2(num_experts)
-    chunk = 32 if INTERPRETED else min(1024, max(64, 8192 // experts))
+    chunk = 32 if INTERPRETED else min(1024, max(64, 4096 // experts))
     return {"BLOCK_E": experts, "CHUNK": chunk, **_launch(8, 1)}
 
 
