@@ -27,7 +27,7 @@ from minisgl.lang.background import Task, background
 from minisgl.lang.config import global_config
 from minisgl.lang.drawing import draw
 from minisgl.lang.graph import Graph
-from minisgl.lang.graph_run import GraphRun, Plan, plan
+from minisgl.lang.graph_run import GraphRun
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.passes import Passes
 from minisgl.lang.passes.batch_gens import batches
@@ -35,6 +35,7 @@ from minisgl.lang.passes.code_motion import move_code
 from minisgl.lang.passes.dead_code import remove_dead_code
 from minisgl.lang.passes.fold_text import fold_text
 from minisgl.lang.passes.order_runs import order_runs
+from minisgl.lang.plan import Plan, plan
 from minisgl.lang.prefix import WORTH_CACHING, constant_prefix
 from minisgl.lang.program import Program
 from minisgl.lang.settings import settings
@@ -96,6 +97,7 @@ class CompiledProgram:
             return await asyncio.wrap_future(task.done)
         except asyncio.CancelledError:
             task.cancel()
+            task.wait()  # then nothing of it is under way any more
             raise
 
     def run_batch(

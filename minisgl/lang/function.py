@@ -19,6 +19,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 from minisgl.lang.arguments import of_item, require_settings, split
 from minisgl.lang.backends import as_backend
 from minisgl.lang.backends.base import Backend
+from minisgl.lang.backends.nowhere import Nowhere
 from minisgl.lang.background import background
 from minisgl.lang.batch import run_all
 from minisgl.lang.compiler import CompiledProgram
@@ -32,7 +33,7 @@ from minisgl.lang.settings import settings
 from minisgl.lang.speculative import checked_tokens
 from minisgl.lang.state import ProgramState
 from minisgl.lang.trace import graph_of, state_of, trace
-from minisgl.lang.tracer import Nowhere, Tracer, current_tracer
+from minisgl.lang.tracer import Tracer, current_tracer
 from minisgl.lang.values import TraceError
 
 P = ParamSpec("P")

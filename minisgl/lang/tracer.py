@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from minisgl.lang import graph as g
 from minisgl.lang import ir
-from minisgl.lang.backends.base import Answer, Backend
 from minisgl.lang.changes import Changes, Piece
-from minisgl.lang.chat_format import ChatFormat
 from minisgl.lang.context import Context
 from minisgl.lang.outline import Outline
 from minisgl.lang.program import Program
@@ -39,7 +37,6 @@ from minisgl.lang.values import (
     terms,
 )
 from minisgl.lang.variables import Failure, Variable
-from minisgl.sampling import SamplingParams
 
 _here = threading.local()
 
@@ -351,27 +348,6 @@ class NodeView:
             found.setdefault(i, f"{nodes[i]}{after}")
             todo.pop()
         return "\n".join(found.values())
-
-
-class Nowhere(Backend):
-    """Stands for the backend of a program that is only traced, which may be any."""
-
-    name = "no model"
-    can_see = True
-
-    @property
-    def chat(self) -> ChatFormat:
-        """There is none."""
-        raise ValueError("a program that is traced has no chat format")
-
-    async def generate(self, context: Context, params: SamplingParams) -> list[Answer]:
-        """There is nobody to answer."""
-        raise ValueError("a program that is traced has no model")
-
-    async def stream(self, context: Context, params: SamplingParams) -> AsyncIterator[Answer]:
-        """There is nobody to answer."""
-        for answer in await self.generate(context, params):
-            yield answer
 
 
 def _ends(branches: Sequence[Tracer]) -> tuple[tuple[int, int], ...]:

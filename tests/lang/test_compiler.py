@@ -373,6 +373,16 @@ class TestRunning:
         assert "# the line that is to blame" in "".join(traceback.format_exception(caught.value))
         assert backend.running == 0
 
+    def test_a_branch_that_nobody_reads_may_not_fail_unseen_either(self) -> None:
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s.fork(1)[0].extend("bad" + sgl.gen("x"))
+
+        backend = FakeBackend(fails=lambda text: text == "bad")
+        with no_thread_stays(), pytest.raises(Boom):
+            f.compile(passes=NO_PASSES).run(backend=backend)
+        f.compile().run(backend=backend)  # it is dead code
+
     def test_a_graph_waits_for_values_and_not_for_lines(self) -> None:
         """The summary does not need the branches, so it is under way with them."""
 
