@@ -2,6 +2,7 @@
 
     regex.py, json_schema.py -> nodes.py -> rests.py -> automaton.py -> byte_automaton.py
     byte_automaton.py, vocab_index.py -> masks.py -> guide.py
+    vocab_index.py walks a tree of the tokens (token_tree.py) or cuts them by sets (wide_walk.py)
 
 >>> from minisgl.fsm import Guide, VocabIndex, compile_regex
 >>> vocab = VocabIndex([b"yes", b"no", b"ye", b"s", b""], stop_ids=[4])

@@ -40,7 +40,8 @@ class ByteAutomaton:
         self.chars = chars
         self._keys: list[tuple[int, Within]] = [(-1, 0)]  # of each state, that of `chars`
         self._number: dict[tuple[int, Within], int] = {}
-        self._ways: list[Ways | None] = [()]  # of each state
+        self._ways: list[Ways | None] = [()]  # of each state; None: not asked for yet
+        self._stepped: set[int] = set()  # states that were asked for one byte
         self.table: Int32 = np.zeros((64, 256), np.int32)
         self._num_rows = 1
         self._row: Int32 = np.full(64, -1, np.int32)  # of each state; -1: none yet
@@ -74,13 +75,18 @@ class ByteAutomaton:
 
     def step(self, state: int, byte: int) -> int:
         """The state after one more byte; 0 if no match begins so."""
-        ways = self._ways[state]
-        if ways is not None:
-            return next((after for first, stop, after in ways if first <= byte < stop), 0)
-        with self.lock:  # this state alone; all would be for the walk of a vocabulary
-            for first, stop, chars, within in self._stretches(*self._keys[state]):
-                if first <= byte < stop:
-                    return self._state(chars, within)
+        if self._ways[state] is None:
+            with self.lock:
+                if state not in self._stepped:
+                    # Only what is asked for: of a long count, each state is met once.
+                    self._stepped.add(state)
+                    return self._find_step(state, byte)
+        return next((after for first, stop, after in self.ways(state) if first <= byte < stop), 0)
+
+    def _find_step(self, state: int, byte: int) -> int:
+        for first, stop, chars, within in self._stretches(*self._keys[state]):
+            if first <= byte < stop:
+                return self._state(chars, within)
         return 0
 
     def walk(self, state: int, data: bytes) -> int:

@@ -6,11 +6,13 @@ import itertools
 import re
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minisgl.fsm import Automaton, ByteAutomaton, TooComplexError, compile_regex, parse
+from minisgl.fsm.begun import code_points
 from tests.fsm.patterns import compiled, looking_patterns, plain_patterns, texts
 
 
@@ -33,6 +35,38 @@ def compile_or_skip(pattern: str) -> ByteAutomaton:
         assert "no text matches" in str(error)
         assume(False)
         raise AssertionError from error
+
+
+@given(looking_patterns, texts, st.binary(max_size=2))
+def test_a_step_is_as_in_the_whole_row(pattern: str, text: str, more: bytes) -> None:
+    """Whichever was asked for first: a step makes one state, a row those of all bytes."""
+    assume(compile_or_skip(pattern))
+    automaton = ByteAutomaton(Automaton(parse(pattern)))
+    state = automaton.walk(automaton.start, text.encode() + more)
+    some = [*range(0, 256, 9), *more]
+    before = []
+    for byte in some:
+        automaton._stepped.clear()  # so that each is the first
+        before.append(automaton.step(state, byte))
+    (row,) = automaton.rows(np.array([state]))
+    assert automaton.table[row, some].tolist() == before
+    assert [automaton.step(state, byte) for byte in some] == before
+
+
+def test_what_the_first_bytes_of_a_character_may_become() -> None:
+    """All that any character has, surrogates too, and all pairs of bytes that none has."""
+    members: dict[bytes, list[int]] = {}
+    for block in range(0, 0x110000, 64):
+        for char in (block, block + 63):  # the first and the last of those that differ in one byte
+            data = chr(char).encode(errors="surrogatepass")
+            for size in range(1, len(data)):
+                members.setdefault(data[:size], []).append(char)
+    for begun, chars in members.items():
+        assert code_points(begun) == (chars[0], chars[-1] + 1), begun
+    for data in map(bytes, itertools.product(range(256), repeat=2)):
+        if data not in members:
+            first, stop = code_points(data)
+            assert first == stop, data
 
 
 ENDINGS = [
@@ -200,5 +234,5 @@ def test_an_automaton_is_shared_by_threads() -> None:
     for thread in threads:
         thread.join()
     alone = ByteAutomaton(Automaton(parse(pattern)))
-    assert found == [accepts(alone, text)] * 8
+    assert found == [accepts(alone, text) for _ in range(8)]
     assert shared.num_states == alone.num_states

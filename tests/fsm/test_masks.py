@@ -12,7 +12,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minisgl.fsm import Guide, VocabIndex, compile_regex
+from minisgl.fsm import (
+    Automaton,
+    ByteAutomaton,
+    Guide,
+    VocabIndex,
+    compile_regex,
+    mask_bits,
+    parse,
+    token_tree,
+    wide_walk,
+)
 from tests.fsm.patterns import looking_patterns
 from tests.fsm.test_automaton import compile_or_skip
 
@@ -334,6 +344,33 @@ def test_a_special_token_is_never_text() -> None:
 def test_an_empty_vocabulary_allows_nothing_but_the_end() -> None:
     vocab = VocabIndex([b"", b"</s>"], stop_ids=[1])
     assert vocab.ids(Guide(compile_regex("a*"), vocab).allowed()) == [1]
+
+
+@pytest.mark.parametrize("few", [0, 1000])
+def test_one_after_the_other_and_all_at_once_find_the_same(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each walk goes over to arrays where there is much to do; here always, or never."""
+    for module in (mask_bits, token_tree, wide_walk):
+        monkeypatch.setattr(module, "FEW", few)
+    rnd = random.Random(few)
+    for pattern in (
+        ".*",
+        r"[a-z ]{0,9}1",
+        r"[^1]{2,7}1é?",
+        r"\w{1,4}\n",
+        " {0,20}(世|a)",
+        "é*ab|b+",
+    ):
+        for _ in range(5):
+            # Made anew, so that nothing is known of it.
+            guide = Guide(ByteAutomaton(Automaton(parse(pattern))), small_vocab())
+            for _ in range(8):
+                allowed = guide.masks.vocab.ids(guide.allowed())
+                assert allowed == brute_force(guide), pattern
+                if not set(allowed) - {STOP}:
+                    break
+                guide.advance(rnd.choice([i for i in allowed if i != STOP]))
 
 
 # ---------------------------------------------------------------------- the real vocabulary
