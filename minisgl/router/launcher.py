@@ -87,7 +87,7 @@ class Started:
         )
         stderr = self._process.stderr
         assert stderr is not None
-        while line := await stderr.readline():
+        while line := await _line(stderr):
             if line.startswith(b"http://"):
                 self._url = line.decode().strip()
                 self._pump = asyncio.create_task(self._show_all(stderr))
@@ -115,13 +115,19 @@ class Started:
             self._pump = None
 
     async def _show_all(self, stderr: asyncio.StreamReader) -> None:
-        with contextlib.suppress(ValueError):  # a line that is longer than any of ours
-            while line := await stderr.readline():
-                self._show(line)
+        while line := await _line(stderr):
+            self._show(line)
 
     def _show(self, line: bytes) -> None:
         sys.stderr.write(f"[{self._number}] {line.decode(errors='replace')}")
         sys.stderr.flush()
+
+
+async def _line(stderr: asyncio.StreamReader) -> bytes:
+    """The next line, if it is of reasonable length; b"": there is none."""
+    while True:
+        with contextlib.suppress(ValueError):  # too long, and thrown away
+            return await stderr.readline()
 
 
 def gpus_of(visible: Sequence[str], workers: int, tp_size: int) -> list[str]:

@@ -61,6 +61,8 @@ class Worker:
         self._tls = tls
         self._headers = headers
         self._lost = asyncio.Event()
+        self._reports = False  # whether it tells of its evictions
+        self._after = 0  # the number of the last one
 
     async def tend(self) -> None:
         """Find it, follow it, find it again.  Returns when that is given up."""
@@ -100,17 +102,14 @@ class Worker:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
         self._lost.clear()
-        if (await self._get("/health")).status_code != 200:
-            raise Lost("/health says that it is not well")
+        await self._look()
         capacity, told = None, await self._get("/get_server_info")
         if told.status_code == 200:
             with contextlib.suppress(ValueError, LookupError, TypeError):
                 capacity = int(told.json()["stats"]["pool_slots"])
-        self._after = 0
-        news = await self._get("/router/evictions")
-        self._reports = news.status_code == 200
+        self._reports = (await self._get("/router/evictions")).status_code == 200
         if self._reports:
-            self._after = news.json()["last"]
+            await self._take_evictions(after=0)
         self._balancer.join(self.number, capacity)
         self.why = None
         self.settled.set()
@@ -123,22 +122,23 @@ class Worker:
                 await asyncio.wait_for(self._lost.wait(), self._poll_seconds)
             if self._lost.is_set():
                 raise Lost("a connection was refused or cut")
-            await (self._take_evictions() if self._reports else self._look())
+            await (self._take_evictions(self._after) if self._reports else self._look())
 
     async def _look(self) -> None:
         if (await self._get("/health")).status_code != 200:
             raise Lost("/health says that it is not well")
 
-    async def _take_evictions(self) -> None:
-        answer = await self._get(f"/router/evictions?after={self._after}")
-        if answer.status_code != 200:
-            raise Lost(f"/router/evictions answers with status {answer.status_code}")
-        news = answer.json()
-        self._after = news["last"]
-        if news["missing"]:
+    async def _take_evictions(self, after: int) -> None:
+        answer = await self._get(f"/router/evictions?after={after}")
+        try:
+            news = answer.json()
+            self._after, missing, evicted = news["last"], news["missing"], news["evicted"]
+        except (ValueError, LookupError) as error:
+            raise Lost(f"/router/evictions: status {answer.status_code}, {error!r}") from error
+        if missing:
             self._balancer.forget(self.number)
         else:
-            self._balancer.evicted(self.number, news["evicted"])
+            self._balancer.evicted(self.number, evicted)
 
     async def _get(self, path: str) -> httpx.Response:
         assert self.client is not None
