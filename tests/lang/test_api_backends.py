@@ -854,7 +854,8 @@ def test_the_readme_s_program_on_three_backends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"^```python notest\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```python notest\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (source,) = (block for block in blocks if "RuntimeEndpoint(" in block)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", api.url + "/v1")
     api.info |= {"model_path": "served", "chat_template": config_of(CHATML)}
