@@ -38,7 +38,7 @@ def hidden_size(memory: int) -> int:
     """The widest of a few models whose copies fit into half of `memory` bytes.
 
     >>> hidden_size(24 << 30), hidden_size(4 << 30)
-    (1024, 512)
+    (1024, 256)
     """
     return max(
         h
