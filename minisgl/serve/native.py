@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
-from minisgl.engine.output import TokenLogprob
 from minisgl.sampling import SamplingParams
 from minisgl.serve.access_log import note
 from minisgl.serve.desk import Asked, Desk, unless_left
@@ -42,21 +41,19 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
 
 
 async def _events(asked: Asked, replies: list[Reply], request: Request) -> Events:
-    """Each has all of the text so far, and an `index` where there are several answers."""
+    """Each has all of the text so far, but only the log-probabilities of its new tokens, and an
+    `index` where there are several answers."""
     count = len(replies)
     texts, tokens = [""] * count, [0] * count
-    told: list[list[TokenLogprob]] = [[] for _ in replies]
     done = []
     async for i, chunk in asked.pieces():
         texts[i] += chunk.text
         tokens[i] += len(chunk.token_ids)
-        told[i] += chunk.logprobs or ()
         if chunk.completion is not None:
             done.append(chunk.completion)
-            event = replies[i].whole(chunk.completion)
+            event = replies[i].whole(chunk.completion, chunk.logprobs or [])
         else:
-            so_far = None if chunk.logprobs is None else told[i]
-            event = replies[i].part(asked.handles[i], texts[i], tokens[i], so_far)
+            event = replies[i].part(asked.handles[i], texts[i], tokens[i], chunk.logprobs)
         yield event if count == 1 else {"index": i, **event}
     note(request.state, done)
 

@@ -35,8 +35,8 @@ class Reply:
         self._asking = asking
         self._tokenizer = tokenizer
 
-    def whole(self, done: Completion) -> dict[str, Any]:
-        """Of an answer that has ended."""
+    def whole(self, done: Completion, last: Sequence[TokenLogprob] | None = None) -> dict[str, Any]:
+        """Of an answer that has ended; `last`: only these of its log-probabilities are told."""
         asking = self._asking
         count = 0 if asking.is_scoring else done.completion_tokens
         meta = {
@@ -53,13 +53,13 @@ class Reply:
             if told is not None:
                 prompt = list(zip(asking.ids[asking.start :], told, strict=True))
             meta |= self._of_prompt(prompt)
-            meta |= self._of_answer(done.logprobs)
+            meta |= self._of_answer(done.logprobs if last is None else last, count)
         return {"text": "" if asking.is_scoring else done.text, "meta_info": meta}
 
     def part(
         self, handle: Handle, text: str, count: int, told: Sequence[TokenLogprob] | None
     ) -> dict[str, Any]:
-        """Of one that goes on: its `text` and `count` tokens so far."""
+        """Of one that goes on: its `text` and `count` tokens so far; `told` of the new ones."""
         meta: dict[str, Any] = {
             "id": self._rid,
             "prompt_tokens": handle.prompt_tokens,
@@ -68,7 +68,7 @@ class Reply:
             "finish_reason": None,
         }
         if told is not None:
-            meta |= self._of_answer(told)
+            meta |= self._of_answer(told, count)
         return {"text": text, "meta_info": meta}
 
     def _of_prompt(self, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -81,12 +81,12 @@ class Reply:
             "normalized_prompt_logprob": statistics.fmean(numbers) if numbers else None,
         }
 
-    def _of_answer(self, told: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _of_answer(self, told: Sequence[TokenLogprob], count: int) -> dict[str, Any]:
         # subtle: a prompt that is only scored keeps what could come next, and not what came
         answer = [] if self._asking.is_scoring else told
         return {
             "output_token_logprobs": [self._entry(each.token_id, each) for each in answer],
-            "output_token_logprobs_length": len(answer),
+            "output_token_logprobs_length": count,
             "output_top_logprobs": [self._top(each) for each in told],
             "token_logprob": [[each.token_id, _finite(each.logprob)] for each in answer],
         }

@@ -185,13 +185,17 @@ class TestLogprobs:
         parts = events(
             server.post("/generate", {**body, "logprob_start_len": 2, "stream": True}).text
         )
-        for part in parts:
-            meta = part["meta_info"]
-            assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
-        for name in ("input_token_logprobs", "output_token_logprobs"):
-            assert [token for _, token, _ in parts[-1]["meta_info"][name]] == [
-                token for _, token, _ in whole[name]
-            ]
+        told: list[Any] = []
+        for part in parts:  # each has those of its new tokens
+            told += part["meta_info"]["output_token_logprobs"]
+            assert len(told) == part["meta_info"]["completion_tokens"]
+            assert len(told) == part["meta_info"]["output_token_logprobs_length"]
+        last = parts[-1]["meta_info"]["input_token_logprobs"]
+        for found, known in (
+            (told, whole["output_token_logprobs"]),
+            (last, whole["input_token_logprobs"]),
+        ):
+            assert [token for _, token, _ in found] == [token for _, token, _ in known]
 
     def test_minus_infinity_is_null(self) -> None:
         told = [TokenLogprob(5, -math.inf, ((6, -math.inf), (7, -1.0)))]
