@@ -15,6 +15,7 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.media import Limits
+from minisgl.router.config import RouterConfig
 from minisgl.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +94,7 @@ def knobs(page: str, config: str) -> list[list[str]]:
     return rows[2:]
 
 
-@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, Limits])
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, Limits, RouterConfig])
 def test_every_knob_is_in_the_table_with_its_default(config: type) -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = knobs(page, config.__name__)

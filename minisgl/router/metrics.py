@@ -6,7 +6,7 @@ from minisgl.router.fleet import Fleet
 
 COUNTERS = {
     "requests": "Requests sent to the worker.",
-    "retries": "Requests that the worker could not take, and that went on to another one.",
+    "retries": "Requests that the worker could not answer: it was full, or lost.",
     "lost": "Times that a connection to the worker was refused or cut.",
     "prompt_tokens": "Tokens of prompts that the worker answered, as the router reads them.",
     "believed_tokens": "Of these, those that the router believed the worker to have cached.",

@@ -188,18 +188,20 @@ def simulate(
     return Result(len(prompts) / now, sum(worker.cached for worker in pool) / total, skew / looks)
 
 
-def few_shot(subjects: int, questions: int, seed: int = 0) -> list[tuple[int, ...]]:
+def few_shot(subjects: int, questions: int, hot: float = 0.0) -> list[tuple[int, ...]]:
     """Prompts of MMLU's shape: a prefix of five examples for each subject (400 to 1,000 tokens, of
     which the first 20 are the same for all), then a question of 40 to 200 tokens; in random
-    order."""
-    rng = random.Random(seed)
+    order.  `hot`: so large a share of them has the first subject's prefix instead of its own."""
+    rng = random.Random(0)
     token = lambda: rng.randrange(32_000)  # noqa: E731
     head = tuple(token() for _ in range(20))
-    prompts = []
+    prompts, first = [], None
     for _ in range(subjects):
         prefix = head + tuple(token() for _ in range(rng.randrange(380, 980)))
+        first = prefix if first is None else first
         for _ in range(questions):
-            prompts.append(prefix + tuple(token() for _ in range(rng.randrange(40, 200))))
+            its = first if hot and rng.random() < hot else prefix
+            prompts.append(its + tuple(token() for _ in range(rng.randrange(40, 200))))
     rng.shuffle(prompts)
     return prompts
 
@@ -253,19 +255,22 @@ def main() -> None:
     p.add_argument("--questions", type=int, default=12, help="requests for each prefix")
     p.add_argument("--clients", type=int, default=16, help="requests under way for each worker")
     p.add_argument("--output", type=int, default=1, help="tokens of an answer")
+    p.add_argument("--hot", type=float, default=0.0, help="share of requests with one prefix")
     p.add_argument("--affinity", type=float, default=2.0)
+    p.add_argument("--policies", default=",".join(POLICIES))
     for name, value in vars(Costs()).items():
         p.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     p.add_argument("--svg", help="draw into this file")
     args = p.parse_args()
     costs = Costs(**{name: getattr(args, name) for name in vars(Costs())})
-    results: dict[str, dict[int, Result]] = {policy: {} for policy in POLICIES}
+    policies = args.policies.split(",")
+    results: dict[str, dict[int, Result]] = {policy: {} for policy in policies}
     print(f"{'workers':>8} {'policy':13} {'req/s':>8} {'per worker':>10} {'hit rate':>9} "
           f"{'of best':>8} {'max/mean':>9}")  # fmt: skip
     for workers in map(int, args.workers.split(",")):
-        prompts = few_shot(args.subjects * workers, args.questions)
+        prompts = few_shot(args.subjects * workers, args.questions, args.hot)
         best = best_hit_rate(prompts)
-        for policy in POLICIES:
+        for policy in policies:
             got = results[policy][workers] = simulate(
                 prompts,
                 workers,
