@@ -94,7 +94,8 @@ class CompiledProgram:
         chosen = await asyncio.to_thread(self._backend, backend)
         task = background.start(self._prepare(args, own, settings(given), chosen, {}).run())
         try:
-            return await asyncio.wrap_future(task.done)
+            # Shielded: the future is the background's, which cancels it when the task has ended.
+            return await asyncio.shield(asyncio.wrap_future(task.done))
         except asyncio.CancelledError:
             task.cancel()
             task.wait()  # then nothing of it is under way any more

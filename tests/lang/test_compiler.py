@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from enum import Enum
@@ -27,7 +24,6 @@ from minisgl.lang.drawing import layout
 from minisgl.lang.passes import NO_PASSES, Passes
 from minisgl.lang.stored import read, write
 from scripts.show import graph
-from tests.engine.common import in_thread
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 from tests.lang.text_model import TextModel, knows
 
@@ -329,31 +325,6 @@ class TestRunning:
             calls.append((state.usage().spent.calls, state.usage().saved_calls))
         assert said == [said[0]] * 3 and calls == [calls[0]] * 3
         assert calls[0] == (1, 3) and said[0][1:] == (" Ada", [" 1815", " 1815"])
-
-    def test_ctrl_c_ends_the_run(self) -> None:
-        backend = FakeBackend(delay=lambda _: 60)
-
-        def functions_of_main() -> set[str]:
-            frame, found = sys._current_frames().get(main), set()
-            while frame is not None:
-                found.add(frame.f_code.co_name)
-                frame = frame.f_back
-            return found
-
-        def interrupt() -> None:
-            while not (backend.running and {"_wait_for", "wait"} <= functions_of_main()):
-                time.sleep(0.001)
-            signal.pthread_kill(main, signal.SIGINT)
-
-        main = threading.get_ident()
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        compiled = sgl.function(lambda s: s.extend("a" + sgl.gen("x")) and None).compile()
-        try:
-            with no_thread_stays(), in_thread(interrupt), pytest.raises(KeyboardInterrupt):
-                compiled.run_batch([()] * 3, backend=backend)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        assert backend.running == 0
 
     def test_an_error_ends_the_run_with_its_line(self) -> None:
         backend = FakeBackend(
