@@ -81,7 +81,10 @@ class ByteAutomaton:
                     # Only what is asked for: of a long count, each state is met once.
                     self._stepped.add(state)
                     return self._find_step(state, byte)
-        return next((after for first, stop, after in self.ways(state) if first <= byte < stop), 0)
+        for first, stop, after in self.ways(state):
+            if byte < stop:
+                return after if first <= byte else 0
+        return 0
 
     def _find_step(self, state: int, byte: int) -> int:
         for first, stop, chars, within in self._stretches(*self._keys[state]):
