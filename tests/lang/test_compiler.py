@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from enum import Enum
@@ -24,6 +26,7 @@ from minisgl.lang.drawing import layout
 from minisgl.lang.passes import NO_PASSES, Passes
 from minisgl.lang.stored import read, write
 from scripts.show import graph
+from tests.engine.common import in_thread
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 from tests.lang.text_model import TextModel, knows
 
@@ -267,6 +270,31 @@ class TestBatch:
         with pytest.raises(TypeError, match="where a graph says an argument, give it a text"):
             compiled.run(sgl.gen("y"), backend=backend)
         assert backend.calls == []
+
+
+class TestInterrupt:
+    def test_ctrl_c_ends_a_batch(self) -> None:
+        """E6."""
+        backend = FakeBackend(delay=lambda _: 60)
+
+        @sgl.function
+        def f(s: sgl.ProgramState, i: str) -> None:
+            s += i + sgl.gen("x")
+
+        def interrupt() -> None:
+            while backend.running < 50:
+                time.sleep(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        main = threading.get_ident()
+        # A shell's background jobs ignore the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with no_thread_stays(), in_thread(interrupt), pytest.raises(KeyboardInterrupt):
+                f.compile().run_batch([(str(i),) for i in range(50)], backend=backend)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert (backend.aborted, backend.running) == (50, 0)
 
 
 class TestRunning:
