@@ -1,8 +1,8 @@
 """Draw a compiled program: its nodes, their order, and what they need of one another.
 
-    python -m scripts.show.graph docs/pictures/graph.svg
-    python -m scripts.show.graph graph.dot --kind dot        (for Graphviz)
-    python -m scripts.show.graph qa.svg --program qa.json    (one that was saved)
+python -m scripts.show.graph docs/pictures/graph.svg
+python -m scripts.show.graph graph.dot --kind dot        (for Graphviz)
+python -m scripts.show.graph qa.svg --program qa.json    (one that was saved)
 """
 
 from __future__ import annotations
