@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minisgl.config import EngineConfig
     from minisgl.engine.engine import Engine
-    from minisgl.engine.output import Chunk, Completion, Score, TokenLogprob
+    from minisgl.engine.output import Chunk, Completion, EngineError, Score, TokenLogprob
     from minisgl.engine.prompt import Prompt
     from minisgl.sampling import SamplingParams
 
@@ -27,6 +27,7 @@ __all__ = [
     "Completion",
     "Engine",
     "EngineConfig",
+    "EngineError",
     "Prompt",
     "SamplingParams",
     "Score",
@@ -39,6 +40,7 @@ _HOME_OF = {
     "Completion": "minisgl.engine.output",
     "Engine": "minisgl.engine.engine",
     "EngineConfig": "minisgl.config",
+    "EngineError": "minisgl.engine.output",
     "Prompt": "minisgl.engine.prompt",
     "SamplingParams": "minisgl.sampling",
     "Score": "minisgl.engine.output",

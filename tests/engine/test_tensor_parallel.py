@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from minisgl import Engine, Prompt, SamplingParams
-from minisgl.engine.output import EngineError
+from minisgl import Engine, EngineError, Prompt, SamplingParams
 from minisgl.engine.ranks import ParallelModel
 from minisgl.models.config import ModelConfig
 from minisgl.models.linear import kv_heads_of
