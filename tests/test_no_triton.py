@@ -25,12 +25,17 @@ sys.meta_path.insert(0, NoTriton())
 """
 
 IMPORT_EVERYTHING = """
-import importlib, pkgutil
+import importlib, importlib.util, pkgutil
 import minisgl
 
+needs = {"minisgl.lang.dspy": "dspy"}  # an extra that no test run installs
+
 for module in pkgutil.walk_packages(minisgl.__path__, "minisgl."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+    name = module.name
+    if name in needs and importlib.util.find_spec(needs[name]) is None:
+        continue
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
 """
 
 RUN_A_REFERENCE = """

@@ -12,9 +12,10 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
+
+from minisgl.lang.waiting import until_done
 
 T = TypeVar("T")
 
@@ -28,12 +29,18 @@ class Task(Generic[T]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
         self.done: Future[T] = Future()
+        self._coroutine = coroutine
         self._loop = loop
         self._task: asyncio.Task[T] | None = None
-        loop.call_soon_threadsafe(self._begin, coroutine)
+
+    def begin(self) -> None:
+        """Before, it only is there to be cancelled."""
+        self._loop.call_soon_threadsafe(self._begin)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for what it returns or raises; CancelledError if it was cancelled."""
+        if timeout is None:
+            until_done(self.done)
         return self.done.result(timeout)
 
     def cancel(self) -> None:
@@ -44,20 +51,26 @@ class Task(Generic[T]):
     def wait(self) -> None:
         """Until it is done, one way or the other."""
         if asyncio._get_running_loop() is not self._loop:  # the background waits for nobody
-            futures.wait([self.done])
+            until_done(self.done)
 
-    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._task = self._loop.create_task(coroutine)
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._coroutine)
         self._task.add_done_callback(self._tell)
 
     def _cancel(self) -> None:
-        assert self._task is not None  # it was begun by a call before this one
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        else:  # Ctrl-C came before its begin
+            self._coroutine.close()
+            self._end_cancelled()
+
+    def _end_cancelled(self) -> None:
+        self.done.cancel()
+        self.done.set_running_or_notify_cancel()
 
     def _tell(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.done.cancel()
-            self.done.set_running_or_notify_cancel()
+            self._end_cancelled()
         elif (error := task.exception()) is not None:
             self.done.set_exception(error)
         else:
@@ -83,6 +96,22 @@ class Background:
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
         """Run `coroutine` beside everything else."""
+        task = self._task(coroutine)
+        task.begin()
+        return task
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine`, and wait for what it returns or raises.  Who stops waiting ends it."""
+        task = self._task(coroutine)
+        try:  # Ctrl-C may come at any moment from here on
+            task.begin()
+            return task.result()
+        except BaseException:
+            task.cancel()
+            task.wait()
+            raise
+
+    def _task(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
         task = Task(coroutine, self._take())
         task.done.add_done_callback(lambda _: self._give_back())
         return task

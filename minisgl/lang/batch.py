@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Literal
 
 from minisgl.lang.background import background
 from minisgl.lang.program import ProgramCancelledError
 from minisgl.lang.run import Run
 from minisgl.lang.state import ProgramState
+from minisgl.lang.waiting import until_done
 
 
 def run_all(
@@ -49,7 +51,8 @@ def _results(
     futures: list[Future[None]] = []
     with background.hold():
         try:
-            futures += [pool.submit(run.execute) for run in runs]
+            for run in runs:
+                futures.append(pool.submit(run.execute))
             for i, (run, future) in enumerate(zip(runs, futures, strict=True)):
                 error = _wait_for(run, future)
                 if progress_bar:
@@ -62,9 +65,10 @@ def _results(
                     first_error = _with_number(error, i, len(runs))
             if first_error is not None:
                 raise first_error
-        finally:  # an error, Ctrl-C, or the reader has left
-            for run, future in zip(runs, futures, strict=False):
-                if not future.cancel() and not (future.done() and run.state.is_done()):
+        finally:  # an error, Ctrl-C at any moment, or the reader has left
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run, future in zip_longest(runs, futures):
+                if future is None or not _is_over(run, future):
                     run.program.cancel(ProgramCancelledError("the batch was left"))
             pool.shutdown()
 
@@ -77,8 +81,13 @@ def _count(num_threads: int | str, runs: int) -> int:
     return max(1, min(num_threads, runs))
 
 
+def _is_over(run: Run, future: Future[None]) -> bool:
+    return future.cancelled() or (future.done() and run.state.is_done())
+
+
 def _wait_for(run: Run, future: Future[None]) -> Exception | None:
     try:
+        until_done(future)
         future.result()
         run.wait()
     except Exception as error:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from minisgl.lang.waiting import SLICE
+
 T = TypeVar("T")
 
 
@@ -50,6 +52,9 @@ class Changes:
         """Wait until `look()`, called with the lock held, gives something true, and return that;
         after `timeout` seconds, what it gives then."""
         with self._condition:
+            while timeout is None:
+                if found := self._condition.wait_for(look, SLICE):
+                    return found
             return self._condition.wait_for(look, timeout)
 
     async def await_for(self, look: Callable[[], T]) -> T:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from minisgl.lang.arguments import of_item, require_settings, split
 from minisgl.lang.backends import as_backend
 from minisgl.lang.backends.base import Backend
-from minisgl.lang.background import Task, background
+from minisgl.lang.background import background
 from minisgl.lang.config import global_config
 from minisgl.lang.drawing import draw
 from minisgl.lang.graph import Graph
@@ -84,7 +84,7 @@ class CompiledProgram:
         """
         own, given = split(self._signature, arguments)
         start = self._prepare(args, own, settings(given), self._backend(backend), {})
-        return _wait_for(background.start(start.run()))
+        return background.run(start.run())
 
     __call__ = run
 
@@ -126,7 +126,7 @@ class CompiledProgram:
         runs = [self._prepare(*of_item(item), common, chosen, params) for item in batch_kwargs]
         if not runs:
             return []
-        done = _wait_for(background.start(self._run_all(runs)))
+        done = background.run(self._run_all(runs))
         failed = [error for error in done if isinstance(error, BaseException)]
         if failed and not return_exceptions:
             raise failed[0]
@@ -264,13 +264,3 @@ def optimised(graph: Graph, passes: Passes) -> Graph:
     if passes.fold_text:
         graph = fold_text(graph)
     return graph
-
-
-def _wait_for(task: Task[T]) -> T:
-    """Its result.  Who stops waiting (Ctrl-C) ends it."""
-    try:
-        return task.result()
-    except BaseException:
-        task.cancel()
-        task.wait()
-        raise

@@ -188,7 +188,7 @@ class Function(Generic[P, R]):
         prefix = constant_prefix(tracer.block(), program)
         if len(prefix.text) < WORTH_CACHING:
             return ""
-        background.start(chosen.cache_prefix(prefix)).result()
+        background.run(chosen.cache_prefix(prefix))
         return prefix.text
 
     pin = cache

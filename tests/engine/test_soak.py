@@ -249,9 +249,9 @@ def test_soak(
     ends: Counter[int] = Counter()
     real_end = Mailbox.end
 
-    def end(box: Mailbox, outcome: Any) -> bool:
+    def end(box: Mailbox, outcome: Any, *last: Any) -> bool:
         ends[id(box)] += 1
-        return real_end(box, outcome)
+        return real_end(box, outcome, *last)
 
     monkeypatch.setattr(Mailbox, "end", end)
     with fp32(path, **settings) as engine:

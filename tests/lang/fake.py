@@ -140,8 +140,9 @@ class FakeBackend(Backend):
 
 
 def language_threads() -> list[str]:
-    """The threads of programs that are alive."""
-    return [t.name for t in threading.enumerate() if t.name.startswith(("minisgl-", "asyncio_"))]
+    """The threads of programs that are alive; an engine's, of another test, is none."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [n for n in names if n.startswith(("minisgl-l", "minisgl-p", "asyncio_"))]
 
 
 @contextmanager

@@ -240,7 +240,7 @@ class RuntimeEndpoint(Backend):
     def _now(self, method: str, path: str, *, is_json: bool = True) -> Any:
         """For what is no coroutine."""
         asking = partial(self._ask, method, path, None, is_json=is_json)
-        return background.start(self._retries.call(asking)).result()
+        return background.run(self._retries.call(asking))
 
 
 def _answer(reply: Any) -> Answer:

@@ -144,7 +144,7 @@ def by_model(
     else:
         context = context.say(asked)
     params = SamplingParams(max_tokens=4 * len(pieces) + 8, temperature=0.0, stop=("\n",))
-    answers = background.start(backend.generate(context, params)).result()
+    answers = background.run(backend.generate(context, params))
     return order_in(answers[0].text)
 
 
