@@ -242,6 +242,7 @@ def test_every_layout_of_one_model_is_one_config(layout: str, tmp_path: Path) ->
 def test_other_llavas_are_refused_with_the_list(
     names: list[str] | None, change: dict[str, Any], tmp_path: Path
 ) -> None:
+    """G7."""
     if names is not None:
         change["architectures"] = names
     with pytest.raises(ValueError, match=re.escape(SUPPORTED)):

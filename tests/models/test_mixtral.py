@@ -80,6 +80,7 @@ def test_greedy_tokens_equal_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_both_layouts_of_transformers_are_the_same_model(stacked: bool, tmp_path: Path) -> None:
+    """G8: w1 is the gate, w3 the up and w2 the down projection."""
     path = make_tiny_mixtral(tmp_path / "model", num_experts=3)
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     theirs.save_pretrained(tmp_path / "saved", save_original_format=not stacked)
