@@ -38,7 +38,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(retries.asyncio, "sleep", sleep)
+    monkeypatch.setattr(retries, "sleep", sleep)  # not asyncio's, which all threads use
     return slept
 
 

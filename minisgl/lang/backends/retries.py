@@ -7,9 +7,9 @@ Anything else is the caller's to mend, and is raised at once.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
+from asyncio import sleep
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Retries:
             raise error
         # Anywhere in the upper half: clients that failed together don't come back together.
         spread = self.bound(failures) * random.uniform(0.5, 1)
-        await asyncio.sleep(spread if asked is None else asked + spread * 0.1)
+        await sleep(spread if asked is None else asked + spread * 0.1)
 
     async def call(self, make: Callable[[], Awaitable[T]]) -> T:
         """What `make()` returns, in the end.
