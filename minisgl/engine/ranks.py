@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -82,9 +83,19 @@ class Ranks:
         """What this rank computes from now on, the others are told through `channel`."""
         self._channel = channel
 
-    def reason(self, error: BaseException) -> EngineError:
-        """Why a collective failed with `error`: which rank ended first, if one did."""
-        self._is_broken = True
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that all ranks compute.  If a rank is lost in it, that is the error: which one
+        ended first, and why."""
+        try:
+            yield
+        except BaseException as error:
+            self._is_broken = True
+            if is_collective(error):
+                raise self._reason(error) from error
+            raise
+
+    def _reason(self, error: BaseException) -> EngineError:
         deadline = time.monotonic() + PATIENCE
         while self._processes and time.monotonic() < deadline:
             if self._ended:
@@ -148,12 +159,10 @@ class ParallelModel:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """`batch` -> logits [L, V], the same on every rank."""
-        try:
+        with self.ranks.together():
             self.channel.send_batch(batch)
             logits: torch.Tensor = self.net(batch)
-        except RuntimeError as error:
-            raise self.ranks.reason(error) from error
-        return logits
+            return logits
 
 
 class ParallelGraphs:
@@ -168,11 +177,9 @@ class ParallelGraphs:
         self, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int | None]
     ) -> torch.Tensor:
         """See `CudaGraphRunner.decode`."""
-        try:
+        with self.ranks.together():
             self.channel.send_replay(ids, positions, rows)
             return self.graphs.decode(ids, positions, rows)
-        except RuntimeError as error:
-            raise self.ranks.reason(error) from error
 
 
 def open_store(port: int = 0) -> Any:
@@ -182,6 +189,12 @@ def open_store(port: int = 0) -> Any:
         _HOST, port, is_master=is_new, wait_for_workers=False
     )
     return store
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether ranks that talk have failed, and not what one of them computes."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("torch.distributed")
 
 
 def under_torchrun() -> bool:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_graph import CudaGraphRunner
-from minisgl.engine.ranks import join, join_torchrun, open_store
+from minisgl.engine.ranks import is_collective, join, join_torchrun, open_store
 from minisgl.engine.share import load_share
 from minisgl.engine.tp_channel import Channel, Replay
 from minisgl.models.hub import resolve_model
@@ -37,7 +37,7 @@ def main() -> None:
         store.set(f"here/{rank}", "")
         work(config, Path(orders["path"]), join(store, rank, config), rank)
     except BaseException as error:
-        if _is_collective(error):  # somebody else has ended, and rank 0 says who
+        if is_collective(error):  # somebody else has ended, and rank 0 says who
             sys.exit(1)
         store.set(f"fault/{rank}", "".join(traceback.format_exception_only(error)).strip())
         raise
@@ -65,11 +65,6 @@ def work(config: EngineConfig, path: Path, parallel: Parallel, local_rank: int) 
             graphs.decode(step.ids, step.positions, step.rows)
         else:
             share.net(step)
-
-
-def _is_collective(error: BaseException) -> bool:
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith("torch.distributed")
 
 
 def _end_with_rank_0() -> None:

@@ -136,6 +136,20 @@ def test_a_rank_that_dies_ends_the_engine_with_its_reason(tiny_model_dir: Path) 
         assert all(p.returncode is not None for p in started)
 
 
+def test_what_rank_0_computes_wrong_is_not_blamed_on_the_others(tiny_model_dir: Path) -> None:
+    with Engine(str(tiny_model_dir), **SETTINGS, tp_size=2) as engine:
+        started, model = processes(engine), parallel_model(engine)
+
+        def net(batch: Any) -> Any:
+            raise RuntimeError("a kernel failed")
+
+        engine.call(lambda: setattr(model, "net", net))
+        with pytest.raises(EngineError, match="RuntimeError: a kernel failed"):
+            engine.generate("hello", GREEDY)
+        engine.loop._thread.join(LONG)
+        assert all(p.returncode is not None for p in started)
+
+
 def test_ranks_end_with_a_process_that_is_killed(tiny_model_dir: Path) -> None:
     code = f"""
 import sys
