@@ -46,8 +46,8 @@ class Ranks:
     """The ranks of one engine; of most engines only rank 0, and then all of this is nothing.
 
     Raises:
-        ValueError: another engine of this process has ranks already, or `torchrun` started another
-            number of processes than `tp_size`.
+        ValueError: another engine of this process has ranks already, `torchrun` started another
+            number of processes than `tp_size`, or this one is not its rank 0.
         EngineError: a rank ended instead of starting, and why.
     """
 
@@ -64,6 +64,11 @@ class Ranks:
             return
         if dist.is_initialized():
             raise ValueError(f"tp_size={size}: one engine of a process at a time can have ranks")
+        if is_helper():
+            raise ValueError(
+                f"this is rank {os.environ['RANK']} of torchrun's, and only rank 0 has an engine: "
+                "call minisgl.engine.tp_worker.work_under_torchrun(config) in the others"
+            )
         if under_torchrun():
             self.parallel, self.local_rank = join_torchrun(config)
             return
@@ -200,6 +205,11 @@ def is_collective(error: BaseException) -> bool:
 def under_torchrun() -> bool:
     """Whether `torchrun` started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def is_helper() -> bool:
+    """Whether it started this process as another than rank 0."""
+    return under_torchrun() and os.environ["RANK"] != "0"
 
 
 def join_torchrun(config: EngineConfig) -> tuple[Parallel, int]:

@@ -3,7 +3,7 @@
 It has no scheduler, no tree and no door: rank 0 sends each `ForwardBatch` (tp_channel.py), and the
 collectives inside of the model do the rest.  Rank 0 starts it (ranks.py), or `torchrun` does:
 
-    torchrun --nproc-per-node 4 -m minisgl.serve --model DIR --tp 4
+    torchrun --nproc-per-node 4 -m minisgl.serve --model DIR --tp-size 4
 """
 
 from __future__ import annotations

@@ -115,10 +115,15 @@ def serve(config: ServeConfig, engine_settings: dict[str, Any], template: str | 
     """Load the model, then answer until told to stop; the exit status."""
     from minisgl.chat_template import ChatTemplate  # here, so that --help does not wait for torch
     from minisgl.engine.engine import Engine
+    from minisgl.engine.ranks import is_helper
+    from minisgl.engine.tp_worker import work_under_torchrun
     from minisgl.models.hub import resolve_model
     from minisgl.serve.desk import Desk
     from minisgl.serve.server import Server
 
+    if is_helper():  # rank 0 serves, and ends the others when it ends
+        work_under_torchrun(EngineConfig.make(**engine_settings))
+        return 0
     settings = dict(engine_settings)
     with Engine(settings.pop("model"), progress=sys.stderr.isatty(), **settings) as engine:
         own = None

@@ -222,6 +222,14 @@ class TestRefusals:
         with pytest.raises(ValueError, match="tp_size=2, but torchrun started 4 processes"):
             Engine(str(tiny_model_dir), tp_size=2, kv_tokens=100)
 
+    def test_only_rank_0_of_torchrun_has_an_engine(
+        self, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(ValueError, match="this is rank 1 of torchrun's"):
+            Engine(str(tiny_model_dir), tp_size=2, kv_tokens=100)
+
     def test_a_rank_that_can_not_start_says_why(
         self, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
