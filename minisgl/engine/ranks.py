@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.rendezvous import rendezvous
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_graph import CudaGraphRunner
@@ -219,6 +218,8 @@ def join_torchrun(config: EngineConfig) -> tuple[Parallel, int]:
         raise ValueError(
             f"tp_size={config.tp_size}, but torchrun started {world} processes: give one for each"
         )
+    from torch.distributed.rendezvous import rendezvous  # a PyTorch may be built without it
+
     store, rank, _ = next(rendezvous("env://"))
     return join(store, rank, config), int(os.environ.get("LOCAL_RANK", rank))
 

@@ -19,8 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl import Engine
-from minisgl.serve.__main__ import main, parser, settings_of
+from minisgl import Engine, EngineConfig
+from minisgl.engine import tp_worker
+from minisgl.serve.__main__ import main, parser, serve, settings_of
 from minisgl.serve.app import make_app
 from minisgl.serve.config import ServeConfig
 from minisgl.serve.desk import Desk
@@ -233,3 +234,12 @@ def test_every_option_is_in_the_docs_with_its_default() -> None:
         default: Any = field.default
         number = f"{default:g}" if isinstance(default, float) else str(default)
         assert row.strip("`") in words.get(default, (number,)), field.name
+
+
+def test_of_torchrun_s_processes_only_rank_0_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[EngineConfig] = []
+    monkeypatch.setattr(tp_worker, "work_under_torchrun", worked.append)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert serve(ServeConfig(), {"model": "a model", "tp_size": 2}, None) == 0
+    assert [(config.model, config.tp_size) for config in worked] == [("a model", 2)]
