@@ -1,0 +1,156 @@
+"""What a benchmark leaves behind: tables, charts and pictures, as JSON that documents are made of.
+
+    build/bench/NAME.json       a `Result`: every measured value, and how and where it was measured
+    build/bench/NAME-*.svg      its charts and pictures
+
+`python -m scripts.bench` writes them, `python -m scripts.bench.document` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+Cell = str | int | float | None
+VERSIONS = ("minisgl", "torch", "triton", "transformers")  # of packages that a figure depends on
+
+
+@dataclass
+class Table:
+    """Rows under column names; a float is shown with `digits` decimals, None as a dash."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+    title: str = ""
+    digits: int = 2
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Cell]], title: str = "", digits: int = 2) -> Table:
+        """From one dict a row, all with the same keys."""
+        columns = list(rows[0])
+        return cls(columns, [[row[c] for c in columns] for row in rows], title, digits)
+
+    def markdown(self) -> str:
+        """As a Markdown table.
+
+        >>> print(Table(["way", "s"], [["ours", 1.0], ["theirs", None]]).markdown())
+        | way | s |
+        |---|---|
+        | ours | 1.00 |
+        | theirs | - |
+        """
+        lines = [self.columns, ["---"] * len(self.columns)]
+        lines += [[self._show(cell) for cell in row] for row in self.rows]
+        head, rule, *rest = ("| " + " | ".join(line) + " |" for line in lines)
+        return "\n".join([head, rule.replace(" ", ""), *rest])
+
+    def _show(self, cell: Cell) -> str:
+        if cell is None:
+            return "-"
+        if isinstance(cell, float):
+            return f"{cell:,.{self.digits}f}"
+        if isinstance(cell, int):
+            return f"{cell:,}"
+        return cell.replace("|", "\\|")
+
+
+@dataclass
+class Chart:
+    """Numbers to draw: a group of bars, or a line, for each series over the same `x`.
+
+    kind: "bars" or "lines".
+    x: what stands under the axis.
+    series: a value for each of `x`, None where there is none.
+    """
+
+    kind: str
+    title: str
+    x_label: str
+    y_label: str
+    x: list[str | float]
+    series: dict[str, list[float | None]]
+    is_log: bool = False
+
+
+@dataclass
+class Result:
+    """All of one figure.
+
+    notes: sentences with numbers in them that the run itself made ("30 of 30 answers equal").
+    pictures: SVG drawn from live objects, by name.
+    raw: whatever else was measured, for another analysis; JSON values.
+    """
+
+    tables: list[Table] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    pictures: dict[str, str] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+    command: str = ""  # that printed it, without the interpreter's path
+    machine: dict[str, str] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """As JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """What `save` wrote."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["tables"] = [Table(**table) for table in values["tables"]]
+        values["charts"] = [Chart(**chart) for chart in values["charts"]]
+        return cls(**values)
+
+    def show(self) -> str:
+        """For a terminal: the title, every table, every note."""
+        where = ", ".join(f"{k} {v}" for k, v in self.machine.items())
+        parts = [f"{self.title}\n{where}"]
+        for table in self.tables:
+            parts.append((f"{table.title}\n\n" if table.title else "") + table.markdown())
+        parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n\n".join(parts) + "\n"
+
+
+def machine() -> dict[str, str]:
+    """Enough of the machine, and of what is installed, to read a figure by."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = (
+            line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        )
+        cpu = next(models, f": {cpu}").split(":")[1].strip()
+    found = {
+        "cpu": cpu,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    for package in VERSIONS:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {**found, "date": time.strftime("%Y-%m-%d")}
+
+
+def command_line(module: str, arguments: Sequence[str]) -> str:
+    """What a reader types to run it again.
+
+    >>> command_line("scripts.bench", ["8c", "--data", "my data"])
+    "python -m scripts.bench 8c --data 'my data'"
+    """
+    return shlex.join(["python", "-m", module, *arguments])
