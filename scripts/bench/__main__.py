@@ -5,8 +5,8 @@
     python -m scripts.bench --list
     python -m scripts.bench 5 --data DIR --peer transformers --peer llama.cpp=PYTHON
 
-Prints a table, and writes build/bench/NAME.json with its charts and pictures.  A peer is another system
-that runs the same programs; PYTHON is that of an environment which has it, by default this one.
+Prints a table, and writes build/bench/NAME.json with its charts and pictures.  A peer is another
+system that runs the same programs; PYTHON is that of an environment which has it, by default this.
 """
 
 from __future__ import annotations
