@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.bench.figures import FIGURES, Options, find
+from scripts.bench import charts
+from scripts.bench.figures import FIGURES, Options, find, title
 from scripts.bench.results import Result, command_line, machine
 
 RESULTS = Path("build/bench")
@@ -38,34 +40,61 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Options]:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
     args = parser.parse_args(argv)
-    if args.figures == ["all"]:
+    if "all" in args.figures:
         args.figures = list(FIGURES)
+    if unknown := [name for name in args.figures if name not in FIGURES]:
+        parser.error(f"no figure {unknown[0]!r}; there are all, {', '.join(FIGURES)}")
     peers = tuple((name, python or sys.executable) for name, _, python in (
         peer.partition("=") for peer in args.peer
     ))  # fmt: skip
-    options = Options(args.quick, args.model, args.device, args.data, peers, args.rounds)
+    try:
+        options = Options(args.quick, args.model, args.device, args.data, peers, args.rounds)
+    except ValueError as error:
+        parser.error(str(error))
     return args, options
 
 
-def measure(name: str, options: Options, command: str) -> Result:
+def measure(name: str, options: Options) -> Result:
     """One figure's result, with how and where it came about."""
     figure = find(name)
     result = figure.run(options)
-    result.title, result.command, result.machine = figure.TITLE, command, machine()
+    result.title, result.machine = figure.TITLE, machine()
+    result.command = command_line("scripts.bench", [name, *options.arguments()])
     return result
+
+
+def write(result: Result, name: str, out: Path) -> list[Path]:
+    """The result's files in `out`; without matplotlib, all but the charts, and a line says so."""
+    files = [out / f"{name}.json"]
+    result.save(files[0])
+    for picture, svg in result.pictures.items():
+        files.append(out / f"{name}-{picture}.svg")
+        files[-1].write_text(svg, encoding="utf-8")
+    try:
+        for number, chart in enumerate(result.charts, 1):
+            files += charts.write(chart, out / f"{name}-{number}")
+    except ImportError as error:
+        print(f"{len(result.charts)} charts not drawn: {error} (pip install 'minisgl[bench]')")
+    return files
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args, options = parse(argv)
     if args.list or not args.figures:
         for name in FIGURES:
-            print(f"{name:>10}  {find(name).TITLE}")
+            print(f"{name:>10}  {title(name)}")
         return
-    rest = [a for a in (sys.argv[1:] if argv is None else argv) if a not in args.figures]
+    failed = []
     for name in args.figures:
-        result = measure(name, options, command_line("scripts.bench", [name, *rest]))
-        result.save(args.out / f"{name}.json")
-        print(result.show())
+        try:
+            result = measure(name, options)
+            print(result.show())
+            print("wrote", *write(result, name, args.out), end="\n\n", flush=True)
+        except Exception:  # the other figures can still be measured
+            traceback.print_exc()
+            failed.append(name)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

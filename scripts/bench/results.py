@@ -1,7 +1,8 @@
 """What a benchmark leaves behind: tables, charts and pictures, as JSON that documents are made of.
 
-    build/bench/NAME.json       a `Result`: every measured value, and how and where it was measured
-    build/bench/NAME-*.svg      its charts and pictures
+    build/bench/NAME.json               a `Result`: every measured value, how and where
+    build/bench/NAME-1.svg and .png     its charts
+    build/bench/NAME-PICTURE.svg        its pictures
 
 `python -m scripts.bench` writes them, `python -m scripts.bench.document` reads them.
 """
@@ -9,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import time
@@ -68,6 +70,7 @@ class Chart:
     kind: "bars" or "lines".
     x: what stands under the axis.
     series: a value for each of `x`, None where there is none.
+    is_log: whether the y axis is logarithmic.
     """
 
     kind: str
@@ -147,10 +150,24 @@ def machine() -> dict[str, str]:
     return {**found, "date": time.strftime("%Y-%m-%d")}
 
 
-def command_line(module: str, arguments: Sequence[str]) -> str:
+def command_line(
+    module: str, arguments: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> str:
     """What a reader types to run it again.
 
-    >>> command_line("scripts.bench", ["8c", "--data", "my data"])
-    "python -m scripts.bench 8c --data 'my data'"
+    >>> command_line("scripts.bench", ["8c", "--rounds", "3"], {"OMP_NUM_THREADS": "1"})
+    'OMP_NUM_THREADS=1 python -m scripts.bench 8c --rounds 3'
     """
-    return shlex.join(["python", "-m", module, *arguments])
+    threads = [f"{name}={environ[name]}" for name in ("OMP_NUM_THREADS",) if name in environ]
+    return " ".join([*threads, shlex.join(["python", "-m", module, *map(own_name, arguments)])])
+
+
+def own_name(argument: str) -> str:
+    """An argument without the places of this machine: a reader has files of their own.
+
+    >>> own_name("/opt/llama/bin/python"), own_name("../data"), own_name("build/f16.gguf")
+    ('PYTHON', 'DATA', 'build/f16.gguf')
+    """
+    path = Path(argument)
+    is_elsewhere = path.is_absolute() or path.parts[:1] == ("..",)
+    return path.stem.upper() if is_elsewhere else argument

@@ -6,12 +6,14 @@ measured here, and `run(options) -> Result`.  `FIGURES` finds it by its number i
 
 from __future__ import annotations
 
+import ast
 import importlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from scripts.bench.results import Result
+from scripts.bench.results import Result, own_name
 
 FIGURES = {
     "3": "radix_steps",  # nine steps of the radix tree
@@ -51,6 +53,28 @@ class Options:
     peers: tuple[tuple[str, str], ...] = ()
     rounds: int = 1
 
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds {self.rounds}: at least 1")
+        if self.data is not None and not self.data.is_dir():
+            raise ValueError(f"data {str(self.data)!r}: not a directory")
+
+    def arguments(self) -> list[str]:
+        """As one would type them; files that are not this project's by a name in capitals.
+
+        >>> Options(quick=True, peers=(("llama.cpp", "/opt/llama/bin/python"),)).arguments()
+        ['--quick', '--peer', 'llama.cpp=PYTHON']
+        """
+        typed = ["--quick"] if self.quick else []
+        for name in ("model", "device", "data", "rounds"):
+            value = getattr(self, name)
+            if value != getattr(Options, name):
+                typed += [f"--{name}", own_name(str(value))]
+        for name, python in self.peers:
+            is_ours = python == sys.executable
+            typed += ["--peer", name if is_ours else f"{name}={own_name(python)}"]
+        return typed
+
 
 class Figure(Protocol):
     """What a module of this package is."""
@@ -63,7 +87,15 @@ class Figure(Protocol):
 
 
 def find(name: str) -> Figure:
-    """By its number in the paper; ValueError names those there are."""
-    if name not in FIGURES:
-        raise ValueError(f"no figure {name!r}; there are {', '.join(FIGURES)}")
+    """By its number in the paper."""
     return importlib.import_module(f"{__name__}.{FIGURES[name]}")  # type: ignore[return-value]
+
+
+def title(name: str) -> str:
+    """A figure's TITLE, read and not run: importing it would import the engine."""
+    source = Path(__file__).with_name(f"{FIGURES[name]}.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("TITLE")], value=value):
+                return str(ast.literal_eval(value))
+    raise LookupError(f"{FIGURES[name]}.py has no TITLE")
