@@ -1,14 +1,15 @@
-"""What the benchmarks share: prompts, medians, and a table with the baseline beside us."""
+"""What the benchmarks share: prompts, turns, median ratios, and the report."""
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from scripts.bench.results import Cell, Result, Table, command_line, machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,36 +52,37 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def machine() -> dict[str, str]:
-    """Enough of the machine to read a figure by."""
-    import torch
-
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":")[1].strip()
-                break
-    return {
-        "cpu": model,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def report(title: str, rows: list[dict[str, Any]], out: Path | None = None) -> None:
-    """Print `rows` as a Markdown table, and write them as JSON where asked."""
-    where = machine()
-    print(f"{title}\n{', '.join(f'{k} {v}' for k, v in where.items())}\n")
-    columns = list(rows[0])
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for row in rows:
-        cells = [f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()]
-        print("| " + " | ".join(cells) + " |")
+def report(
+    title: str,
+    rows: Sequence[Mapping[str, Cell]],
+    out: Path | None = None,
+    *,
+    digits: int = 2,
+    more: Sequence[Table] = (),
+    notes: Sequence[str] = (),
+    pictures: Mapping[str, str] | None = None,
+) -> None:
+    """Print `rows` and what else there is as a `Result` of the script that runs, and save it
+    where asked."""
+    script = sys.modules["__main__"].__spec__
+    result = Result(
+        tables=[Table.of(rows, title, digits), *more],
+        notes=list(notes),
+        pictures=dict(pictures or {}),
+        title=title,
+        command=command_line(script.name if script else sys.argv[0], without_json(sys.argv[1:])),
+        machine=machine(),
+    )
+    print(result.show())
     if out is not None:
-        out.write_text(json.dumps({"title": title, "machine": where, "rows": rows}, indent=2))
+        result.save(out)
+
+
+def without_json(arguments: Sequence[str]) -> list[str]:
+    """The arguments but where to save.
+
+    >>> without_json(["--rounds", "3", "--json", "out.json", "--batch", "8"])
+    ['--rounds', '3', '--batch', '8']
+    """
+    kept = iter(arguments)
+    return [each for each in kept if each != "--json" or not next(kept)]

@@ -56,6 +56,8 @@ class Table:
     def _show(self, cell: Cell) -> str:
         if cell is None:
             return "-"
+        if isinstance(cell, bool):
+            return "yes" if cell else "no"
         if isinstance(cell, float):
             return f"{cell:,.{self.digits}f}"
         if isinstance(cell, int):
@@ -115,12 +117,16 @@ class Result:
 
     def show(self) -> str:
         """For a terminal: the title, every table, every note."""
-        where = ", ".join(f"{k} {v}" for k, v in self.machine.items())
-        parts = [f"{self.title}\n{where}"]
+        parts = [f"{self.title}\n{self.where()}"]
         for table in self.tables:
-            parts.append((f"{table.title}\n\n" if table.title else "") + table.markdown())
+            is_new = table.title not in ("", self.title)
+            parts.append((f"{table.title}\n\n" if is_new else "") + table.markdown())
         parts += ["\n".join(f"- {note}" for note in self.notes)] if self.notes else []
         return "\n\n".join(parts) + "\n"
+
+    def where(self) -> str:
+        """The machine and what ran on it, in a line."""
+        return ", ".join(f"{key} {value}" for key, value in self.machine.items())
 
 
 def machine() -> dict[str, str]:
