@@ -8,11 +8,35 @@ workload.answers(run.states[0])
 
 from __future__ import annotations
 
-from scripts.bench.workloads import hellaswag, mmlu, tree_of_thought
+from scripts.bench.workloads import (
+    chat,
+    generative_agents,
+    hellaswag,
+    json_decoding,
+    llm_judge,
+    mmlu,
+    rag,
+    react,
+    skeleton_of_thought,
+    tree_of_thought,
+)
 from scripts.bench.workloads.base import Job, Run, Size, Workload
 
 __all__ = ["WORKLOADS", "Job", "Run", "Size", "Workload"]
 
 WORKLOADS: dict[str, Workload] = {
-    module.WORKLOAD.name: module.WORKLOAD for module in (mmlu, hellaswag, tree_of_thought)
+    workload.name: workload
+    for workload in (
+        mmlu.WORKLOAD,
+        hellaswag.WORKLOAD,
+        react.WORKLOAD,
+        generative_agents.WORKLOAD,
+        tree_of_thought.WORKLOAD,
+        skeleton_of_thought.WORKLOAD,
+        llm_judge.WORKLOAD,
+        json_decoding.WORKLOAD,
+        chat.SHORT_ANSWERS,
+        chat.LONG_ANSWERS,
+        rag.WORKLOAD,
+    )
 }

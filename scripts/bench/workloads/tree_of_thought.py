@@ -1,8 +1,8 @@
 """Tree of thought (Yao et al. 2023, arXiv 2305.10601) on problems of GSM8K: 3 + 9 + 27 calls.
 
-Three plans, three solutions by each, and three checks of each solution; the checks vote.  The paper
-samples at temperature 0.3; here decoding is greedy, so that systems can be compared answer by
-answer, and the branches are numbered, or all three would say the same.  Data: `gsm8k/test.jsonl`.
+Three plans, three solutions by each, and three checks of each solution.  The paper samples at
+temperature 0.3; here decoding is greedy, so that systems can be compared answer by answer, and
+attempts are numbered, or all three would say the same.  Data: `gsm8k/test.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ TOKENS = 256
 
 
 @sgl.function
-def tree_of_thought(s, question: str, max_tokens: int):
+def tree_of_thought(s, question: str):
     s += sgl.user(question) + sgl.assistant("I will plan, solve and check.")
-    leaves = explore(s, LEVELS, max_tokens)
+    leaves = explore(s, LEVELS)
     return [leaf[name] for leaf in leaves for name, _ in LEVELS]
 
 
-def explore(s: sgl.ProgramState, levels: Sequence[tuple[str, str]], tokens: int):
+def explore(s: sgl.ProgramState, levels: Sequence[tuple[str, str]]) -> list[sgl.ProgramState]:
     """The leaves of the tree below `s`.  No branch waits for another."""
     if not levels:
         return [s]
     (name, request), *deeper = levels
     forks = s.fork(BRANCHES)
     forks += lambda i: sgl.user(f"{request} This is your attempt number {i + 1}.")
-    forks += sgl.assistant(sgl.gen(name, max_tokens=tokens))
-    return [leaf for fork in forks for leaf in explore(fork, deeper, tokens)]
+    forks += sgl.assistant(sgl.gen(name))
+    return [leaf for fork in forks for leaf in explore(fork, deeper)]
 
 
 def jobs(data: Path | None, count: int, scale: float) -> list[Job]:
@@ -54,7 +54,7 @@ def jobs(data: Path | None, count: int, scale: float) -> list[Job]:
 WORKLOAD = Workload(
     "tree_of_thought",
     "Tree of thought",
-    lambda scale: f"3 + 9 + 27 calls of {share(TOKENS, scale)} tokens at most",
+    lambda scale: f"3 + 9 + 27 calls, {share(TOKENS, scale)} tokens at most",
     jobs,
     lambda state: state.ret_value,
     paper=Size(32, 10),
