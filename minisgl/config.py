@@ -8,6 +8,7 @@ from typing import Any
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 
 _AT_LEAST = {
@@ -32,6 +33,10 @@ class EngineConfig:
 
     model: str | None = None
     """A Hugging Face directory, a hub id, a .gguf file, or None for the embedded default model."""
+
+    load_format: str = "auto"
+    """"auto": the checkpoint's weights.  "dummy": random ones, to measure a model of which only the
+    config and the tokenizer are there; its answers are noise."""
 
     device: str = "auto"
     """"cuda", "cpu", or "auto": a GPU where there is one."""
@@ -110,7 +115,13 @@ class EngineConfig:
             raise ValueError(f"unknown setting {', '.join(map(repr, unknown))}; known: {names}")
         return cls(**settings)
 
+    @property
+    def is_dummy(self) -> bool:
+        """Whether the weights are random, and none are read."""
+        return self.load_format == "dummy"
+
     def __post_init__(self) -> None:
+        _choice("load_format", self.load_format, LOAD_FORMATS)
         _choice("device", self.device, DEVICES)
         _choice("dtype", self.dtype, DTYPES)
         _choice("kv_dtype", self.kv_dtype, DTYPES)

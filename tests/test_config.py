@@ -10,6 +10,7 @@ from minisgl.config import EngineConfig
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
+        ("load_format", "pt", "auto, dummy"),
         ("device", "tpu", "cpu, cuda"),
         ("dtype", "int4", "float32"),
         ("kv_dtype", "int8", "float32"),

@@ -68,7 +68,8 @@ class Engine:
     ) -> None:
         self.config = EngineConfig.make(model=model, **settings)
         trace = None if self.config.trace is None else Trace(self.config.trace)
-        path = self._path = resolve_model(model, progress=progress)
+        path = resolve_model(model, progress=progress, weights=not self.config.is_dummy)
+        self._path = path
         self.tokenizer = Tokenizer(path)
         self._chat_template: ChatTemplate | None = None
         ranks = Ranks(self.config, path)
@@ -84,6 +85,11 @@ class Engine:
             self.placement, self.context_length = share.placement, share.context_length
             if self.placement.notice:
                 warnings.warn(self.placement.notice, stacklevel=2)
+            if self.config.is_dummy:
+                warnings.warn(
+                    "load_format='dummy': the weights are random, and the answers noise",
+                    stacklevel=2,
+                )
             image_reader = None
             if share.vision is not None:
                 image_reader = ImageReader.of(path, share.vision, self.tokenizer)

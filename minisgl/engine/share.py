@@ -78,6 +78,7 @@ def load_share(
         half_rows=placement.half_rows,
         parallel=parallel,
         progress=progress,
+        dummy=settings.is_dummy,
     )
     kv_dtype = dtype if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
     memory = plan_memory(

@@ -46,7 +46,8 @@ def main() -> None:
 def work_under_torchrun(config: EngineConfig) -> None:
     """What a process of `torchrun` that is not rank 0 does until rank 0 is closed."""
     parallel, local_rank = join_torchrun(config)
-    work(config, resolve_model(config.model), parallel, local_rank)
+    path = resolve_model(config.model, weights=not config.is_dummy)
+    work(config, path, parallel, local_rank)
     dist.destroy_process_group()
 
 

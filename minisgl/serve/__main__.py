@@ -21,10 +21,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import DEVICES, DTYPES, POLICIES, EngineConfig
+from minisgl.config import DEVICES, DTYPES, LOAD_FORMATS, POLICIES, EngineConfig
 from minisgl.serve.config import ServeConfig
 
-CHOICES = {"device": DEVICES, "dtype": DTYPES, "kv_dtype": DTYPES, "policy": POLICIES}
+CHOICES = {
+    "load_format": LOAD_FORMATS,
+    "device": DEVICES,
+    "dtype": DTYPES,
+    "kv_dtype": DTYPES,
+    "policy": POLICIES,
+}
 KEY = "MINISGL_API_KEY"
 
 
@@ -128,7 +134,8 @@ def serve(config: ServeConfig, engine_settings: dict[str, Any], template: str | 
     with Engine(settings.pop("model"), progress=sys.stderr.isatty(), **settings) as engine:
         own = None
         if template is not None:
-            own = ChatTemplate(resolve_model(engine.config.model), template)
+            path = resolve_model(engine.config.model, weights=not engine.config.is_dummy)
+            own = ChatTemplate(path, template)
         server = Server(Desk(engine, config, own))
         server.listening.add_done_callback(
             lambda port: print(f"http://{config.host}:{port.result()}", file=sys.stderr, flush=True)

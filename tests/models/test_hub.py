@@ -218,6 +218,11 @@ def test_a_hub_id_is_downloaded_without_what_the_engine_never_reads(
     patterns = {key: calls[0][key] for key in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects(there + useless, **patterns)) == there
 
+    resolve_model("org/model-1.5", weights=False)
+    patterns = {key: calls[1][key] for key in ("allow_patterns", "ignore_patterns")}
+    without = [name for name in there if not name.endswith(".safetensors")]
+    assert list(filter_repo_objects(there + useless, **patterns)) == without
+
 
 @pytest.mark.parametrize(
     ("error", "message"),
