@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from minisgl import svg
@@ -61,6 +61,52 @@ def draw(tree: RadixCache, decode: Callable[[Sequence[int]], str]) -> str:
     return svg.document(width, 56 + ROW * (len(rows) + 1) + 8, parts, title)
 
 
+# ---------------------------------------------------------------------- what a step does to a tree
+
+
+class Watch:
+    """Made before a step, and asked after it: what became of the tree in between.
+
+    It is the tree's only listener in that time.
+    """
+
+    def __init__(self, tree: RadixCache) -> None:
+        self._tree = tree
+        self._before = RadixCache()
+        for node in tree.nodes():
+            tokens = _tokens_to(node)
+            self._before.insert(tokens, range(len(tokens)))
+        self._last_used = max((node.last_used for node in tree.nodes()), default=0)
+        self._gone: list[tuple[tuple[int, ...], int]] = []
+        tree.on_evict = self._forget
+
+    def _forget(self, _: str | None, tokens: tuple[int, ...], keep: int) -> None:
+        self._gone.append((tokens, keep))
+
+    def rows(self, decode: Callable[[Sequence[int]], str]) -> list[Row]:
+        """The tree as it is now, and what was evicted, where it hung.  The watch ends."""
+        self._tree.on_evict = None
+        at = {_tokens_to(node): node for node in [self._tree.root, *self._tree.nodes()]}
+        gone: dict[TreeNode, list[TreeNode]] = {}
+        for tokens, keep in reversed(self._gone):  # parents before children
+            ghost = TreeNode(tokens[keep:])
+            at.setdefault(tokens, ghost)
+            gone.setdefault(at[tokens[:keep]], []).insert(0, ghost)
+
+        def kind(node: TreeNode) -> str:
+            tokens = _tokens_to(node)
+            if self._before.peek(tokens).num_tokens < len(tokens):
+                return "new"
+            return "used" if node.last_used > self._last_used else "kept"
+
+        return list(_rows(self._tree, decode, kind, gone))
+
+
+def _tokens_to(node: TreeNode) -> tuple[int, ...]:
+    """All tokens from the root to the end of a node."""
+    return tuple(chain.from_iterable(step.key for step in node.path()))
+
+
 # ---------------------------------------------------------------------- a tree with a memory
 
 
@@ -71,7 +117,7 @@ class Memory:
     capacity: int
     tree: RadixCache = field(default_factory=RadixCache)
     words: list[str] = field(default_factory=list)  # token id -> word
-    slots: Iterator[int] = field(default_factory=count)  # none twice, so they tell what is new
+    slots: Iterator[int] = field(default_factory=count)  # none twice
 
     def encode(self, text: str) -> list[int]:
         """One id for each word."""
@@ -87,40 +133,27 @@ class Memory:
     def serve(self, requests: Sequence[tuple[str, str]]) -> list[Row]:
         """Run (prompt, answer) pairs as one batch, as the engine does: match, lock, make room,
         insert, unlock.  The tree, as it is then."""
-        tree, first_slot = self.tree, next(self.slots)
-        before = max((node.last_used for node in tree.nodes()), default=0)
-        gone: dict[TreeNode, list[TreeNode]] = {}
-        locks = []
+        tree, watch, locks = self.tree, Watch(self.tree), []
         for prompt, answer in requests:
             tokens = self.encode(f"{prompt} {answer}")
             match = tree.match_prefix(self.encode(prompt))
             tree.lock(match.node)
             new = len(tokens) - len(match.slots)
-            self._make_room(new, gone)
+            self._make_room(new)
             tree.insert(tokens, match.slots + [next(self.slots) for _ in range(new)])
             leaf = tree.match_prefix(tokens).node
             tree.lock(leaf)
             locks += [match.node, leaf]
-
-        def kind(node: TreeNode) -> str:
-            if node.slots[0] > first_slot:
-                return "new"
-            return "used" if node.last_used > before else "kept"
-
         for node in locks:
             tree.unlock(node)
         tree.check()
-        return list(_rows(tree, self.decode, kind, gone))
+        return watch.rows(self.decode)
 
-    def _make_room(self, tokens: int, gone: dict[TreeNode, list[TreeNode]]) -> None:
-        """Evict leaf after leaf, and note in `gone` where each hung."""
+    def _make_room(self, tokens: int) -> None:
+        """Evict leaf after leaf."""
         while self.tree.total_size + tokens > self.capacity:
-            parents = {node: node.parent for node in self.tree.nodes()}
             if not self.tree.evict(1):
                 raise ValueError(f"{tokens} tokens don't fit beside what is running")
-            for node, parent in parents.items():
-                if node.parent is None and parent is not None:
-                    gone.setdefault(parent, []).append(node)
 
 
 # ---------------------------------------------------------------------- figure 3
@@ -167,35 +200,48 @@ MOMENTS: list[tuple[str, str, list[tuple[str, str]]]] = [
 
 
 def figure_3() -> str:
-    """The nine moments as an SVG file, three panels in a row."""
+    """The nine moments as an SVG file."""
     memory = Memory(CAPACITY)
     panels = []
     for first, second, requests in MOMENTS:
         rows = memory.serve(requests)
-        panels.append((first, second, rows, memory.tree.total_size))
-    title = f"Nine moments of a radix tree with room for {CAPACITY} tokens"
+        panels.append(Panel((first, second), rows, memory.tree.total_size))
+    return draw_moments(panels, f"Nine moments of a radix tree with room for {CAPACITY} tokens")
+
+
+# ---------------------------------------------------------------------- drawing
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One moment: two lines of words, the tree, and how many tokens it holds."""
+
+    caption: tuple[str, str]
+    rows: list[Row]
+    tokens: int
+
+
+def draw_moments(panels: Sequence[Panel], title: str) -> str:
+    """Moments of one tree as an SVG file, three panels in a row."""
     parts = [svg.text(12, 26, title, size=14, bold=True)]
     parts += _legend(12, 48, ("new", "used", "kept", "evicted"))
     top = 62
     for start in range(0, len(panels), 3):
         line = panels[start : start + 3]
-        height = CAPTION + ROW * max(1, *(len(rows) for _, _, rows, _ in line)) + 14
-        for column, (first, second, rows, size) in enumerate(line):
-            x = 12 + column * (WIDTH + 12)
-            panel = [
+        height = CAPTION + ROW * max(1, *(len(panel.rows) for panel in line)) + 14
+        for column, panel in enumerate(line):
+            x, size = 12 + column * (WIDTH + 12), f"{panel.tokens} tokens"
+            parts_of_it = [
                 svg.rect(x, top, WIDTH, height, svg.PAPER, stroke="#d0d7de", radius=6),
                 svg.text(x + 10, top + 20, f"{start + column + 1}", size=14, bold=True),
-                svg.text(x + 30, top + 20, first),
-                svg.text(x + 30, top + 35, second),
-                svg.text(x + WIDTH - 10, top + 20, f"{size} tokens", fill=svg.FAINT, anchor="end"),
-                *_tree(rows, x + 10, top + CAPTION - 6, WIDTH - 20),
+                svg.text(x + 30, top + 20, panel.caption[0]),
+                svg.text(x + 30, top + 35, panel.caption[1]),
+                svg.text(x + WIDTH - 10, top + 20, size, fill=svg.FAINT, anchor="end"),
+                *_tree(panel.rows, x + 10, top + CAPTION - 6, WIDTH - 20),
             ]
-            parts.append(svg.group("panel", panel))
+            parts.append(svg.group("panel", parts_of_it))
         top += height + 12
     return svg.document(12 + 3 * (WIDTH + 12), top, parts, title)
-
-
-# ---------------------------------------------------------------------- drawing
 
 
 def _rows(
