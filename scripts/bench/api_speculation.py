@@ -19,6 +19,7 @@ from pathlib import Path
 
 import minisgl.lang as sgl
 from scripts.bench.common import report
+from scripts.bench.results import Table
 from scripts.examples.common import read_jsonl
 from tests.lang.fake_api import Asked, FakeApi
 
@@ -127,12 +128,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             "calls per page": usage.spent.calls / len(pages),
             "prompt tokens": usage.spent.prompt_tokens / len(pages),
             "completion tokens": usage.spent.completion_tokens / len(pages),
-            "dollars per 1000": usage.cost(PRICES) / len(pages) * 1000,
+            "dollars per 1000 pages": usage.cost(PRICES) / len(pages) * 1000,
         }
         for way, usage in (("gen by gen", without), ("speculation", with_it))
     ]
     ratios = {name: rows[1][name] / rows[0][name] for name in rows[0] if name != "way"}
-    report(f"{len(pages)} pages", [*rows, {"way": "ratio", **ratios}], args.json)
+    table = Table.of([*rows, {"way": "ratio", **ratios}], f"{len(pages)} pages")
+    report(table, out=args.json)
     return ratios
 
 

@@ -37,6 +37,7 @@ from minisgl.models.hub import resolve_model
 from minisgl.tokenizer import Tokenizer
 from scripts.bench.common import report
 from scripts.bench.prompt_templates import TEMPLATES, Template
+from scripts.bench.results import Table
 
 SHOWN = 5  # to the model
 
@@ -108,20 +109,20 @@ def main() -> None:
     examples = [
         ([piece.text for piece in prompt(graph_of(each))[1]], list(each.right)) for each in shown
     ]
-    rows = study(asked, by_rules, tokens)
-    results = [summary("the rules", rows)]
-    report("Orders by the rules", rows)
+    orders = {"the rules": study(asked, by_rules, tokens)}
     if args.model is not None:
         with sgl.Runtime(args.model or None) as runtime:
-            rows = study(asked, lambda pieces: by_model(pieces, runtime, examples), tokens)
-        results.append(summary(runtime.name, rows))
-        report(f"Orders by {runtime.name}", rows)
+            by_it = study(asked, lambda pieces: by_model(pieces, runtime, examples), tokens)
+        orders["the embedded model" if args.model == "" else runtime.name] = by_it
     if args.openai is not None:
         backend = sgl.OpenAI(args.openai)
-        rows = study(asked, lambda pieces: by_model(pieces, backend, examples), tokens)
-        results.append(summary(args.openai, rows))
-        report(f"Orders by {args.openai}", rows)
-    report("Code motion", results, args.json)
+        by_it = study(asked, lambda pieces: by_model(pieces, backend, examples), tokens)
+        orders[args.openai] = by_it
+    report(
+        Table.of([summary(who, rows) for who, rows in orders.items()], "Code motion"),
+        *(Table.of(rows, f"Orders by {who}") for who, rows in orders.items()),
+        out=args.json,
+    )
 
 
 if __name__ == "__main__":

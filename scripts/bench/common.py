@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.results import Cell, Result, Table, command_line, machine
+from scripts.bench.results import Result, Table, command_line, machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,23 +53,18 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def report(
-    title: str,
-    rows: Sequence[Mapping[str, Cell]],
+    *tables: Table,
     out: Path | None = None,
-    *,
-    digits: int = 2,
-    more: Sequence[Table] = (),
     notes: Sequence[str] = (),
     pictures: Mapping[str, str] | None = None,
 ) -> None:
-    """Print `rows` and what else there is as a `Result` of the script that runs, and save it
-    where asked."""
+    """Print the result of the script that runs, named by its first table, and save it in `out`."""
     script = sys.modules["__main__"].__spec__
     result = Result(
-        tables=[Table.of(rows, title, digits), *more],
+        tables=list(tables),
         notes=list(notes),
         pictures=dict(pictures or {}),
-        title=title,
+        title=tables[0].title,
         command=command_line(script.name if script else sys.argv[0], without_json(sys.argv[1:])),
         machine=machine(),
     )

@@ -21,6 +21,7 @@ from typing import Any
 import minisgl.lang as sgl
 from minisgl.lang.backends.base import Answer, Backend
 from scripts.bench.common import interleave, median_ratio, report
+from scripts.bench.results import Table
 
 
 class Instant(Backend):
@@ -118,7 +119,8 @@ def main() -> None:
                 "function / graph": median_ratio(times["function"], times["graph"]),
             }
         )
-    report(f"One program of a batch of {args.runs}, beside its model", rows, args.json)
+    title = f"One program of a batch of {args.runs}, beside its model"
+    report(Table.of(rows, title), out=args.json)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,26 @@ python -m scripts.bench.cpu_linear
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from minisgl.kernels.cpu_linear import CPULinear
 from scripts.bench.common import interleave, report, seconds
+from scripts.bench.results import Table
 
 SHAPES = {"qkv": (576, 960), "gate|up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
     rows = []
     for name, (k, n) in SHAPES.items():
         copies = max(2, int(200e6 / (4 * k * n)))  # more than the caches hold, as in a model
@@ -44,7 +50,7 @@ def main() -> None:
                     "with half_rows": us["F.linear"] / us["half"],
                 }
             )
-    report("A linear layer on the CPU (medians)", rows)
+    report(Table.of(rows, "A linear layer on the CPU (medians)"), out=args.json)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,12 @@ import numpy as np
 
 from minisgl.fsm import Automaton, ByteAutomaton, Guide, VocabIndex, parse, parse_schema
 from minisgl.fsm.masks import masks_of
-from scripts.bench.common import seconds
+from scripts.bench.common import report, seconds
 from scripts.bench.fsm_peers import PEERS, Matcher, Peer, installed
+from scripts.bench.results import Table
+
+OURS = "ours"
+MEASURES = ("first mask, ms", "mask p50, µs", "mask p99, µs", "step, µs")
 
 IP = r"((25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)\.){3}(25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 TEXT = r"[\w\d\s]{1,16}"
@@ -203,24 +207,30 @@ def along(
     return masks, steps, refused
 
 
-def measure(name: str, peer: Peer, pattern: str, drawn: Sequence[Sequence[int]]) -> float | None:
-    """Print a row of the table; the seconds of a cold start."""
+def measure(peer: Peer, pattern: str, drawn: Sequence[Sequence[int]]) -> list[float] | str:
+    """A value for each of `MEASURES`; or why the library refuses the pattern."""
     try:
         first_mask = cold(peer, pattern)
         masks_of.cache_clear()
         start = peer.compiled(pattern, is_schema=is_schema(pattern))
         masks, steps, refused = along(start, drawn)
     except (ValueError, RuntimeError) as error:
-        print(f"{'':16} {name:14} refused: {str(error).splitlines()[0][:80]}", flush=True)
-        return None
+        return str(error).splitlines()[0][:80]
+    if refused:
+        return f"{refused} legal walks refused"
     p50, p99 = np.percentile(masks, [50, 99]) * 1e6
-    step = statistics.median(steps) * 1e6
-    print(
-        f"{'':16} {name:14} {first_mask * 1e3:9.2f} {p50:9.2f} {p99:8.0f} {step:8.2f}"
-        f" {len(masks):6} {refused or '':>8}",
-        flush=True,
-    )
-    return first_mask
+    return [1e3 * first_mask, p50, p99, 1e6 * statistics.median(steps)]
+
+
+def table(found: dict[str, dict[str, list[float] | str]], names: Sequence[str]) -> Table:
+    """A line for each pattern; of each measure ours, then the peers'."""
+    columns, rows = ["pattern"], []
+    for each in MEASURES:
+        columns += [each if name == OURS else name for name in names]
+    for pattern, by in found.items():
+        values = [[None] * len(MEASURES) if isinstance(by[n], str) else by[n] for n in names]
+        rows.append([pattern, *(cell for measure in zip(*values, strict=True) for cell in measure)])
+    return Table(columns, rows, "Constrained decoding: to the first mask, and of each mask")
 
 
 def index_times(pieces: Sequence[bytes], stop_ids: Sequence[int]) -> str:
@@ -253,6 +263,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4500, help="of all walks of a pattern")
     parser.add_argument("--patterns", nargs="*", choices=PATTERNS, default=list(PATTERNS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     from minisgl.models.hub import resolve_model
     from minisgl.tokenizer import Tokenizer
@@ -265,34 +276,30 @@ def main() -> None:
     ]
     stop_ids = list(tokenizer.eos_token_ids)
     vocab = VocabIndex(pieces, stop_ids)
-    contestants: dict[str, Peer] = {"ours": Ours(vocab)}
+    contestants: dict[str, Peer] = {OURS: Ours(vocab)}
     contestants |= installed(args.peers, directory, pieces, stop_ids)
-    print(f"{vocab.vocab_size} tokens, {index_times(pieces, stop_ids)}")
-    print(
-        f"{'pattern':16} {'':14} {'cold ms':>9} {'mask p50':>9} {'p99 us':>8} {'step us':>8}"
-        f" {'masks':>6} {'refused':>8}"
-    )
-    colds: dict[str, list[float]] = {name: [] for name in contestants}
+    notes = [f"{vocab.vocab_size} tokens, {index_times(pieces, stop_ids)}"]
+    found: dict[str, dict[str, list[float] | str]] = {}
     for title in args.patterns:
-        print(title)
         drawn = walks(PATTERNS[title], vocab, args.tokens)
-        for name, peer in contestants.items():
-            first_mask = measure(name, peer, PATTERNS[title], drawn)
-            if first_mask is not None and title not in UNCOUNTED:
-                colds[name].append(first_mask)
-    for name, times in colds.items():
-        if times:
-            mean = statistics.geometric_mean(times) * 1e3
-            print(f"geometric mean of cold, {len(times)} patterns: {name} {mean:.2f} ms")
+        found[title] = {
+            name: measure(peer, PATTERNS[title], drawn) for name, peer in contestants.items()
+        }
+    for name in contestants:
+        notes += [f"{name}, {title}: {by[name]}" for title, by in found.items()
+                  if isinstance(by[name], str)]  # fmt: skip
+        first = [by[name][0] for title, by in found.items()
+                 if title not in UNCOUNTED and not isinstance(by[name], str)]  # fmt: skip
+        if first:
+            mean = statistics.geometric_mean(first)
+            notes.append(f"geometric mean to the first mask, {len(first)} patterns: "
+                         f"{name} {mean:.2f} ms")  # fmt: skip
     took, states = full_index(vocab)
-    print(f"all {states} states of the thirteen: {took:.2f} s, {vocab.num_rows} rows")
+    notes.append(f"all {states} states of the thirteen: {took:.2f} s, {vocab.num_rows} rows")
     rows = [random.Random(1).randrange(vocab.num_rows) for _ in range(256)]
-    times = []
-    for _ in range(50):
-        before = time.perf_counter()
-        vocab.gather(rows)
-        times.append(time.perf_counter() - before)
-    print(f"a batch of 256 rows: {statistics.median(times) * 1e6:.0f} us")
+    copies = [seconds(lambda: vocab.gather(rows)) for _ in range(50)]
+    notes.append(f"a batch of 256 rows: {statistics.median(copies) * 1e6:.0f} µs")
+    report(table(found, list(contestants)), out=args.json, notes=notes)
 
 
 if __name__ == "__main__":

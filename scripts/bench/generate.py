@@ -25,6 +25,7 @@ from minisgl.models.hub import resolve_model
 from minisgl.tokenizer import Tokenizer
 from scripts.bench.common import interleave, median_ratio, prompts, report
 from scripts.bench.contestants import Contestant, Ids
+from scripts.bench.results import Table
 
 NEW = 64
 PROMPT = 256
@@ -89,7 +90,8 @@ def main() -> None:
     ]
     for engine in engines.values():
         engine.close()
-    report("Tokens per second, default model, greedy (medians)", rows, args.json)
+    title = "Tokens per second, default model, greedy (medians)"
+    report(Table.of(rows, title), out=args.json)
 
 
 def row(

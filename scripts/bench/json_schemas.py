@@ -1,7 +1,7 @@
 """How much of JSON Schema is right: every group of a directory of the JSON-Schema-Test-Suite.
 
     pip download --no-deps --no-binary :all: jsonschema   # its source holds the suite
-    python -m scripts.bench.json_schemas jsonschema-4.26.0/json/tests/draft2020-12 [--show wrong]
+    python -m scripts.bench.json_schemas jsonschema-4.26.0/json/tests/draft* [--show wrong]
 
 `format` is enforced here, which the suite leaves open: its format.json, where nothing is, is left
 out, and `.../optional/format` is a directory to give as well.
@@ -17,14 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from minisgl.fsm import ByteAutomaton, compile_json_schema
 from minisgl.fsm.schema_keywords import NothingValidError
+from scripts.bench.common import report
+from scripts.bench.results import Table
 
 OLD = {f"draft{n}": f"http://json-schema.org/draft-0{n}/schema#" for n in (3, 4, 6, 7)}
 VERDICTS = ("right", "refused", "wrong")
@@ -115,39 +116,55 @@ def judge(schema: Any, tests: list[dict[str, Any]]) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--show", choices=VERDICTS, action="append", default=[])
+    parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
-    files = sorted(f for f in args.directory.glob("*.json") if f.name != "format.json")
-    if not files:
-        parser.error(f"no .json files in {args.directory}")
-    by_keyword: dict[str, Counter[str]] = {}
+    totals, by_keyword = [], []
     reasons: Counter[str] = Counter()
-    slowest = (0.0, "")
-    dialect = OLD.get(next((part for part in args.directory.parts if part in OLD), ""))
-    for file in files:
-        count = by_keyword.setdefault(file.stem, Counter())
+    for directory in args.directories:
+        counts = judge_all(directory, args.show, reasons)
+        if not counts:
+            parser.error(f"no .json files in {directory}")
+        name = "/".join(directory.parts[-3:]).partition("tests/")[2] or directory.name
+        totals.append({"directory": name} | of_verdicts(sum(counts.values(), Counter())))
+        by_keyword += [
+            {"directory": name, "keyword": keyword} | of_verdicts(count)
+            for keyword, count in counts.items()
+        ]
+    report(
+        Table.of(totals, "Groups of the JSON-Schema-Test-Suite"),
+        *([Table.of(by_keyword, "By keyword")] if len(totals) == 1 else []),
+        out=args.json,
+        notes=[f"refused {times} times: {reason}" for reason, times in reasons.most_common(10)],
+    )
+
+
+def of_verdicts(count: Counter[str]) -> dict[str, Any]:
+    """A column for each verdict."""
+    return {verdict: count[verdict] for verdict in VERDICTS}
+
+
+def judge_all(
+    directory: Path, show: Sequence[str], reasons: Counter[str]
+) -> dict[str, Counter[str]]:
+    """How many groups of each file got which verdict; adds to `reasons` of refusals."""
+    counts: dict[str, Counter[str]] = {}
+    dialect = OLD.get(next((part for part in directory.parts if part in OLD), ""))
+    for file in sorted(f for f in directory.glob("*.json") if f.name != "format.json"):
+        count = counts.setdefault(file.stem, Counter())
         for group in json.loads(file.read_text(encoding="utf-8")):
-            start = time.perf_counter()
             schema = group["schema"]
             if dialect and isinstance(schema, dict):
                 schema = {"$schema": dialect, **schema}
             verdict, why = judge(schema, group["tests"])
-            slowest = max(slowest, (time.perf_counter() - start, group["description"]))
             count[verdict] += 1
             if verdict == "refused":
                 reasons[why[:60]] += 1
-            if verdict in args.show:
+            if verdict in show:
                 print(f"{verdict}: {file.stem}: {group['description']}: {why}")
                 print("   ", json.dumps(group["schema"])[:300])
-    print(f"\n{'keyword':24}" + "".join(f"{verdict:>9}" for verdict in VERDICTS))
-    for keyword, count in by_keyword.items():
-        print(f"{keyword:24}" + "".join(f"{count[verdict]:9}" for verdict in VERDICTS))
-    total = sum(by_keyword.values(), Counter())
-    print(f"{'all':24}" + "".join(f"{total[verdict]:9}" for verdict in VERDICTS))
-    print(f"\nslowest group: {slowest[0] * 1e3:.0f} ms, {slowest[1]}\nrefused most:")
-    for reason, times in reasons.most_common(20):
-        print(f"{times:5} {reason}")
+    return counts
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import torch
 from minisgl.engine.hardware import free_memory
 from scripts.bench.common import interleave, median_ratio, report
 from scripts.bench.contestants import Contestant, Ids
+from scripts.bench.results import Table
 from scripts.make_tiny_model import make_tiny_model
 
 LAYERS, EXPERTS, VOCAB = 8, 8, 384
@@ -94,7 +95,7 @@ def main() -> None:
             engine.close()
     unit = "second" if args.clock == "seconds" else "second of processor time"
     title = f"Tokens per {unit}, a Mixtral of {LAYERS} layers and hidden size {hidden} (medians)"
-    report(title, [row for pair in rows for row in pair], args.json)
+    report(Table.of([row for pair in rows for row in pair], title), out=args.json)
 
 
 def measure(

@@ -1,7 +1,7 @@
 """What the radix tree costs per request, at a thousand to a million cached tokens.
 
-    python scripts/bench/radix.py
-    python scripts/bench/radix.py --sizes 1000 100000 --rounds 500
+    python -m scripts.bench.radix
+    python -m scripts.bench.radix --sizes 1000 100000 --rounds 500
 
 The trees hold prompts of 256 tokens in families of eight that share their first 128. Per round, on
 a tree that stays at its size: match a cached prompt, insert a new one, evict as many tokens as that
@@ -17,13 +17,11 @@ import argparse
 import math
 import random
 import statistics
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from minisgl.cache.radix_cache import RadixCache, TreeNode
 from scripts.bench.common import report, seconds
+from scripts.bench.results import Table
 
 SHARED, OWN, FAMILY = 128, 128, 8
 VOCAB = 128_000
@@ -98,26 +96,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Microseconds per operation on the radix tree.")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--rounds", type=int, default=300, help="rounds on each tree")
-    parser.add_argument("--out", type=Path, help="also write the table as JSON")
+    parser.add_argument("--json", type=Path, help="also write the result as JSON")
     arguments = parser.parse_args()
     if min(arguments.sizes) < 1 or arguments.rounds < 1:
         parser.error("--sizes and --rounds must be at least 1")
 
     measured = [measure(size, arguments.rounds) for size in sorted(arguments.sizes)]
     (first_size, first), (last_size, last) = measured[0], measured[-1]
+    growth = last_size / first_size
+    rows = [
+        {"cached tokens": size}
+        | {part: f"{cost:,.1f} ({cost / first[part]:.1f}x)" for part, cost in parts.items()}
+        for size, parts in measured
+    ]
     report(
-        "radix tree: µs per operation on a 256-token prompt (ratio to the smallest tree)",
-        [
-            {"cached tokens": f"{size:,}"}
-            | {part: f"{cost:,.1f} ({cost / first[part]:.1f}x)" for part, cost in parts.items()}
-            for size, parts in measured
-        ],
-        arguments.out,
+        Table.of(rows, "µs per operation on a 256-token prompt (ratio to the smallest tree)"),
+        out=arguments.json,
+        notes=[verdict(part, last[part] / first[part], growth) for part in first if growth > 1],
     )
-    if last_size > first_size:
-        print()
-        for part in first:
-            print(verdict(part, last[part] / first[part], last_size / first_size))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ from minisgl.models.hub import resolve_model
 from minisgl.router.policy import POLICIES
 from minisgl.router.reader import Reader
 from minisgl.router.usage import usage_of
-from scripts.bench.common import sample_text
+from scripts.bench.common import report, sample_text
+from scripts.bench.results import Table
 from scripts.bench.simulate import best_hit_rate
 from scripts.make_tiny_model import make_tiny_model
 
@@ -140,6 +141,7 @@ def main() -> None:
     p.add_argument("--kv-tokens", type=int, default=65536, help="slots of each worker")
     p.add_argument("--affinity", type=float, default=2.0)
     p.add_argument("--policies", default=",".join(POLICIES))
+    p.add_argument("--json", type=Path, default=None)
     args = p.parse_args()
     subjects = read(args.data, args.subjects) if args.data else make_up(args.subjects)
     texts = prompts(subjects, args.questions)
@@ -152,16 +154,28 @@ def main() -> None:
         ]
         best = best_hit_rate([tuple(each) for each in ids])
         total = sum(map(len, ids))
-        print(f"{len(texts)} prompts of {len(subjects)} subjects, {total} tokens; "
-              f"{args.workers} workers of {args.kv_tokens} slots; best {best:.3f}")  # fmt: skip
-        print(f"{'policy':13} {'hit rate':>9} {'of best':>8} {'seconds':>8}  requests by worker")
+        rows = []
         for policy in args.policies.split(","):
             arguments = ["--model", model, "--workers", str(args.workers), "--policy", policy]
             arguments += ["--kv-tokens", str(args.kv_tokens), "--affinity", str(args.affinity)]
             with routed(arguments) as url:
                 hit, seconds, workers = measure(url, texts, args.clients)
-            counts = " ".join(str(workers[str(w)]) for w in range(args.workers))
-            print(f"{policy:13} {hit:9.3f} {hit / best:8.3f} {seconds:8.1f}  {counts}", flush=True)
+            rows.append(
+                {
+                    "policy": policy,
+                    "hit rate": hit,
+                    "of the best": hit / best,
+                    "seconds": seconds,
+                    "requests by worker": " ".join(
+                        str(workers[str(w)]) for w in range(args.workers)
+                    ),
+                }
+            )
+    title = (
+        f"{len(texts)} prompts of {len(subjects)} subjects, {total:,} tokens; "
+        f"{args.workers} workers of {args.kv_tokens} slots; best hit rate {best:.3f}"
+    )
+    report(Table.of(rows, title, digits=3), out=args.json)
 
 
 if __name__ == "__main__":

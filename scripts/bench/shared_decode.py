@@ -19,6 +19,7 @@ from typing import Any
 
 from minisgl import Engine, SamplingParams
 from scripts.bench.common import interleave, median_ratio, prompts, report, seconds
+from scripts.bench.results import Table
 
 OWN, OWN_ALONE = 68, 256
 Ids = list[list[int]]
@@ -101,7 +102,7 @@ def main() -> None:
     sizes = [tuple(map(int, case.split("x"))) for case in args.cases]
     rows = [bench.row(batch, prefix, args.rounds) for batch, prefix in sizes]
     bench.engine.close()
-    report("Decode, tokens per second (medians)", rows, args.json)
+    report(Table.of(rows, "Decode, tokens per second (medians)"), out=args.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The router at scale, without a model: 1 to 256 workers, in simulated time.
 
-    python -m scripts.bench.simulate [--workers 1,4,16,64,256] [--svg docs/pictures/router.svg]
+    python -m scripts.bench.simulate [--workers 1,4,16,64,256] [--svg FILE]
+    python -m scripts.bench.simulate --workers 16 --policies cache-aware --affinity 1,2,4 --hot 0,.5
 
 Each worker is a real `RadixCache` with so many slots, and takes for a step
 
@@ -17,16 +18,20 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from minisgl.cache.radix_cache import RadixCache, TreeNode
 from minisgl.engine.evictions import Evictions
 from minisgl.router.balancer import Balancer, Question, Ticket
 from minisgl.router.policy import POLICIES, Policy
 from minisgl.svg import FAINT, INK, document, path, text
+from scripts.bench.common import report
+from scripts.bench.results import Cell, Table
 
 COLOURS = dict(zip(POLICIES, ("#0969da", "#bf3989", "#1a7f37", "#9a6700"), strict=True))
 
@@ -248,6 +253,27 @@ def plot(results: dict[str, dict[int, Result]], title: str) -> str:
     return document(40 + 3 * (width + gap), 245, parts, title)
 
 
+def numbers(words: str) -> list[float]:
+    """
+    >>> numbers("1,2.5")
+    [1.0, 2.5]
+    """
+    return [float(word) for word in words.split(",")]
+
+
+def row(got: Result, best: float, workers: int, **settings: str | float) -> dict[str, Cell]:
+    """One line of the table."""
+    return {
+        "workers": workers,
+        **settings,
+        "requests/s": round(got.throughput),
+        "per worker": f"{got.throughput / workers:.1f}",
+        "hit rate": got.hit_rate,
+        "of the best": got.hit_rate / best,
+        "max / mean load": f"{got.imbalance:.2f}",
+    }
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--workers", default="1,4,16,64,256")
@@ -255,38 +281,40 @@ def main() -> None:
     p.add_argument("--questions", type=int, default=12, help="requests for each prefix")
     p.add_argument("--clients", type=int, default=16, help="requests under way for each worker")
     p.add_argument("--output", type=int, default=1, help="tokens of an answer")
-    p.add_argument("--hot", type=float, default=0.0, help="share of requests with one prefix")
-    p.add_argument("--affinity", type=float, default=2.0)
+    p.add_argument("--hot", default="0", help="shares of requests with one prefix")
+    p.add_argument("--affinity", default="2")
     p.add_argument("--policies", default=",".join(POLICIES))
     for name, value in vars(Costs()).items():
         p.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    p.add_argument("--svg", help="draw into this file")
+    p.add_argument("--svg", type=Path, help="draw into this file")
+    p.add_argument("--json", type=Path, default=None)
     args = p.parse_args()
     costs = Costs(**{name: getattr(args, name) for name in vars(Costs())})
-    policies = args.policies.split(",")
-    results: dict[str, dict[int, Result]] = {policy: {} for policy in policies}
-    print(f"{'workers':>8} {'policy':13} {'req/s':>8} {'per worker':>10} {'hit rate':>9} "
-          f"{'of best':>8} {'max/mean':>9}")  # fmt: skip
-    for workers in map(int, args.workers.split(",")):
-        prompts = few_shot(args.subjects * workers, args.questions, args.hot)
+    rows: list[dict[str, Cell]] = []
+    results: dict[str, dict[int, Result]] = {}  # by policy, as it is drawn
+    for workers, hot in itertools.product(map(int, args.workers.split(",")), numbers(args.hot)):
+        prompts = few_shot(args.subjects * workers, args.questions, hot)
         best = best_hit_rate(prompts)
-        for policy in policies:
-            got = results[policy][workers] = simulate(
+        for policy, affinity in itertools.product(args.policies.split(","), numbers(args.affinity)):
+            got = simulate(
                 prompts,
                 workers,
                 policy,
                 clients=args.clients,
                 output=args.output,
                 costs=costs,
-                affinity=args.affinity,
+                affinity=affinity,
             )
-            each = got.throughput / workers
-            print(f"{workers:8} {policy:13} {got.throughput:8.1f} {each:10.2f} "
-                  f"{got.hit_rate:9.3f} {got.hit_rate / best:8.3f} {got.imbalance:9.2f}",
-                  flush=True)  # fmt: skip
+            settings = {"policy": policy, "affinity": f"{affinity:g}", "hot": f"{hot:g}"}
+            rows.append(row(got, best, workers, **settings))
+            results.setdefault(policy, {})[workers] = got
+    title = "Router policies over the number of workers"
+    drawing = plot(results, title)
     if args.svg:
-        with open(args.svg, "w", encoding="utf-8") as file:
-            file.write(plot(results, "Router policies over the number of workers"))
+        args.svg.write_text(drawing, encoding="utf-8")
+    is_one_line_each = "," not in args.affinity + args.hot
+    pictures = {"policies": drawing} if "," in args.workers and is_one_line_each else {}
+    report(Table.of(rows, title, digits=3), out=args.json, pictures=pictures)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from scripts.bench.common import ROOT, report
+from scripts.bench.results import Table
 
 OURS = """
 import json, time
@@ -91,7 +92,7 @@ def main() -> None:
     baseline = statistics.median(t[0] for t in theirs)
     rows.append({"part": "the same, by transformers", "seconds": baseline})
     rows.append({"part": "ours / transformers", "seconds": total / baseline})
-    report("Start-up to the first token (medians)", rows, args.json)
+    report(Table.of(rows, "Start-up to the first token (medians)"), out=args.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a bound on overtaking costs in hit rate and saves in waiting; and what looking ahead saves.
 
-    python scripts/bench/starvation.py
-    python scripts/bench/starvation.py --requests 4000 --slots 20000
+    python -m scripts.bench.starvation
+    python -m scripts.bench.starvation --requests 4000 --slots 20000
 
 No model: the scheduler plans, and each step is taken as computed.  Requests arrive a little faster
 than they can be served, in families of common prefixes, some of which are asked for far more often
@@ -18,11 +18,8 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, cast
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
@@ -33,6 +30,7 @@ from minisgl.detokenizer import Detokenizer
 from minisgl.engine.req import Req
 from minisgl.engine.scheduler import Scheduler
 from scripts.bench.common import report
+from scripts.bench.results import Table
 
 FAMILIES, CONTEXT = 60, 1024
 NO_BOUND = 10**9
@@ -119,17 +117,17 @@ def main() -> None:
     for name, settings in contestants:
         came_of_it = simulate(workload(args.requests, args.rate), args.slots, 16, **settings)
         rows.append({"policy, bound": name, **came_of_it})
-    report(
-        f"{args.requests} requests, {FAMILIES} families, {args.slots} slots, {args.rate} a step",
-        rows,
-        args.json,
-    )
-    rows = []
+    looking = []
     for ahead in (1, 8, 32, 64, 128):
         arrivals = workload(args.requests // 4, args.rate, prefix=0, own=110, answer=155)
-        rows.append({"look_ahead": ahead, **simulate(arrivals, 6000, 64, look_ahead=ahead)})
-        del rows[-1]["hit rate"], rows[-1]["overtaken at most"]
-    report(f"\n{args.requests // 4} requests with long answers, 6000 slots", rows)
+        looking.append({"look_ahead": ahead, **simulate(arrivals, 6000, 64, look_ahead=ahead)})
+        del looking[-1]["hit rate"], looking[-1]["overtaken at most"]
+    load = f"{FAMILIES} families, {args.slots} slots, {args.rate} a step"
+    report(
+        Table.of(rows, f"{args.requests} requests, {load}"),
+        Table.of(looking, f"{args.requests // 4} requests with long answers, 6000 slots"),
+        out=args.json,
+    )
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from minisgl import Engine, SamplingParams
 from minisgl.engine.loop import EngineLoop
 from minisgl.engine.trace import Times
 from scripts.bench.common import prompts, report
+from scripts.bench.results import Table
 
 GOAL, AT_BATCH = 0.15, 8
 PROMPT = 256
@@ -149,18 +150,21 @@ def main() -> None:
         for batch in args.batch:
             row, operators[batch] = measure(engine, batch, args.steps, args.rounds)
             rows.append(row)
-    report(f"A decode step of {args.model or 'the default model'}", rows, args.json)
-    print(
-        "\nMilliseconds a step inside the operators that take longest, calls within them included:"
-    )
+    notes = []
     for batch, spent in operators.items():
         listed = ", ".join(f"{n} {ms:.2f}" for n, ms in list(spent.items())[: args.operators])
-        print(f"  batch {batch}: {listed}")
+        notes.append(
+            f"Milliseconds in operators, those they call included, batch {batch}: {listed}"
+        )
     for row in rows:
         if row["batch"] == AT_BATCH:
             share = float(row["Python, about"].rstrip("%")) / 100
             verdict = "within" if share < GOAL else "MISSES"
-            print(f"\nPython has about {share:.1%}: {verdict} the goal of {GOAL:.0%} at batch 8.")
+            notes.append(
+                f"Python has about {share:.1%}: {verdict} the goal of {GOAL:.0%} at batch 8."
+            )
+    title = f"A decode step of {args.model or 'the default model'}"
+    report(Table.of(rows, title), out=args.json, notes=notes)
 
 
 if __name__ == "__main__":
