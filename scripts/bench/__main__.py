@@ -38,6 +38,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Options]:
     parser.add_argument("--data", type=Path, help="a directory of the workloads' real data")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PYTHON]")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--real-shapes", action="store_true", help="7, 12, table2: models as large as the paper's"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="default: %(default)s")
     args = parser.parse_args(argv)
     if "all" in args.figures:
@@ -48,7 +51,15 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Options]:
         peer.partition("=") for peer in args.peer
     ))  # fmt: skip
     try:
-        options = Options(args.quick, args.model, args.device, args.data, peers, args.rounds)
+        options = Options(
+            args.quick,
+            args.model,
+            args.device,
+            args.data,
+            peers,
+            args.rounds,
+            args.real_shapes,
+        )
     except ValueError as error:
         parser.error(str(error))
     return args, options

@@ -44,6 +44,8 @@ class Options:
     quick: about two minutes on two cores.
     data: a directory of the workloads' real data; None: the made-up samples.
     peers: other systems to run beside ours, each with the Python of its environment.
+    real_shapes: of the figures with models that are too large for most machines, in their real
+        sizes; else scaled.
     """
 
     quick: bool = False
@@ -52,6 +54,7 @@ class Options:
     data: Path | None = None
     peers: tuple[tuple[str, str], ...] = ()
     rounds: int = 1
+    real_shapes: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -73,6 +76,7 @@ class Options:
         for name, python in self.peers:
             is_ours = python == sys.executable
             typed += ["--peer", name if is_ours else f"{name}={own_name(python)}"]
+        typed += ["--real-shapes"] if self.real_shapes else []
         return typed
 
 
