@@ -10,6 +10,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
+PREFIX_CACHES = ("tree", "table", "none")
 
 _AT_LEAST = {
     "context_length": 1,
@@ -72,9 +73,14 @@ class EngineConfig:
     max_overtakes: int = 128
     """How many later arrivals a policy may admit while a request waits; then it goes first."""
 
-    radix_cache: bool = True
-    """Keep the KV of finished requests for reuse; False: every prompt is computed anew, and the
-    policy is "fcfs"."""
+    prefix_cache: str = "tree"
+    """Where the KV of finished requests is kept for reuse: in the radix "tree"; in a "table", where
+    only a whole request can be found (the paper's ablation); or nowhere ("none"): every prompt is
+    computed anew, and the policy is "fcfs"."""
+
+    max_hit_rate: float = 1.0
+    """Share of a prompt's tokens that may come from the cache at most; what it holds beyond that is
+    computed anew, to measure what a hit is worth."""
 
     max_cached_tokens: int | None = None
     """Most tokens of finished requests to keep; None: as many as the pool has room for."""
@@ -126,6 +132,7 @@ class EngineConfig:
         _choice("dtype", self.dtype, DTYPES)
         _choice("kv_dtype", self.kv_dtype, DTYPES)
         _choice("policy", self.policy, POLICIES)
+        _choice("prefix_cache", self.prefix_cache, PREFIX_CACHES)
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):
@@ -142,9 +149,15 @@ class EngineConfig:
                 )
         if self.trace is not None and not (self.trace and isinstance(self.trace, (str, Path))):
             raise ValueError(f"trace={self.trace!r}: give the path of a file, or None")
+        if not _is_share(self.max_hit_rate):
+            raise ValueError(f"max_hit_rate={self.max_hit_rate!r}: give a share in [0, 1]")
         fraction = self.kv_memory_fraction
-        if fraction is not None and not 0.0 < fraction <= 1.0:
+        if fraction is not None and not (_is_share(fraction) and fraction):
             raise ValueError(f"kv_memory_fraction={fraction!r}: give a share in (0, 1], or None")
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

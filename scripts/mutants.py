@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE, NODE = "cache/radix_cache.py", "cache/tree_node.py"
+TABLE_CACHE = "cache/table_cache.py"
 POOL, TABLE = "cache/kv_pool.py", "cache/req_to_token.py"
 ROUTE, SORT, MOE = "kernels/moe_route.py", "kernels/moe_sort.py", "kernels/moe.py"
 MIXTRAL = "models/mixtral.py"
@@ -30,7 +31,8 @@ LLAVA, LAYOUTS = "models/llava.py", "models/llava_layouts.py"
 
 SUITES = {  # how a mutant's file begins -> its tests, in tests/ and the room; kernels interpreted
     "cache/": [
-        "test_radix_cache.py", "test_radix_model.py", "test_kv_pool.py", "test_req_to_token.py",
+        "test_radix_cache.py", "test_radix_model.py", "test_table_cache.py", "test_kv_pool.py",
+        "test_req_to_token.py",
     ],
     "kernels/moe": ["test_moe.py"],
     "kernels/": ["test_layer_norm.py", "test_gelu.py", "test_pool_grid.py"],
@@ -149,6 +151,15 @@ MUTANTS = [
         TREE,
         "if entry[2].parent is not None]",
         "if entry[2].parent is not node]",
+    ),
+    Mutant(
+        "a table ends at the first entry", TABLE_CACHE, "if matched > longest:", "if not longest:"
+    ),
+    Mutant(
+        "entries of another namespace count",
+        TABLE_CACHE,
+        "if child.namespace == namespace",
+        "if child",
     ),
     Mutant(
         "a slot is handed out twice", POOL, "self._used[taken] = True", "self._used[taken] |= False"

@@ -24,9 +24,15 @@ from minisgl.config import EngineConfig
         ("context_length", 2.5, "or None"),
         ("kv_tokens", 0, "or None"),
         ("cuda_graphs", "no", "True or False"),
-        ("radix_cache", 1, "True or False"),
+        ("shared_decode", 1, "True or False"),
+        ("prefix_cache", "trie", "tree, table, none"),
+        ("max_hit_rate", 1.1, r"\[0, 1\]"),
+        ("max_hit_rate", -0.1, r"\[0, 1\]"),
+        ("max_hit_rate", "0.5", r"\[0, 1\]"),
+        ("max_hit_rate", float("nan"), r"\[0, 1\]"),
         ("kv_memory_fraction", 0.0, r"\(0, 1\]"),
         ("kv_memory_fraction", 1.5, r"\(0, 1\]"),
+        ("kv_memory_fraction", "1", r"\(0, 1\]"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(field: str, value: object, says: str) -> None:

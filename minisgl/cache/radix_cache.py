@@ -80,6 +80,8 @@ class RadixCache:
     [12, 13]
     """
 
+    node_type = TreeNode
+
     def __init__(self) -> None:
         self.root = TreeNode()
         self.evictable_size = 0
@@ -137,7 +139,7 @@ class RadixCache:
         """
         self._require_live(node)
         self._require_slots(tokens, slots)
-        leaf = TreeNode(tuple(tokens), list(slots), node, namespace)
+        leaf = self.node_type(tuple(tokens), list(slots), node, namespace)
         if leaf.edge in node.children:
             return None
         node.children[leaf.edge] = leaf
@@ -167,7 +169,7 @@ class RadixCache:
         tokens = tuple(tokens)
         node, cached = self._descend(tokens, namespace, self._start(below))
         if cached < len(tokens):
-            leaf = TreeNode(tokens[cached:], list(slots[cached:]), node, namespace)
+            leaf = self.node_type(tokens[cached:], list(slots[cached:]), node, namespace)
             leaf.last_used = self._clock
             node.children[leaf.edge] = leaf
             self.evictable_size += len(leaf.key)

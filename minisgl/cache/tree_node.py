@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 
 class TreeNode:
@@ -33,7 +33,7 @@ class TreeNode:
     ) -> None:
         self.key = key
         self.slots: list[int] = [] if slots is None else slots
-        self.children: dict[tuple[str | None, int], TreeNode] = {}
+        self.children: dict[Hashable, TreeNode] = {}
         self.parent = parent
         self.namespace = namespace
         self.ref_count = 0
@@ -41,7 +41,7 @@ class TreeNode:
         self.queued = False
 
     @property
-    def edge(self) -> tuple[str | None, int]:
+    def edge(self) -> Hashable:
         """The label under which the parent holds this node: no two siblings have the same one.
 
         The namespace tells apart only children of the root; one rule for every node is simpler.

@@ -34,7 +34,8 @@ def make_runner(
         policy=config.policy,
         max_overtakes=config.max_overtakes,
         prefill_budget=config.prefill_budget,
-        use_cache=config.radix_cache,
+        prefix_cache=config.prefix_cache,
+        max_hit_rate=config.max_hit_rate,
         max_cached_tokens=config.max_cached_tokens,
     )
     workspace: DecodeWorkspace[Req] | None = None

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.radix_cache import Match, Peek, RadixCache
 from minisgl.cache.req_to_token import ReqToToken
+from minisgl.cache.table_cache import TableCache
 from minisgl.engine.req import Req
 from minisgl.engine.waiting import WaitingQueue
 
+CACHES = {"tree": RadixCache, "table": TableCache, "none": RadixCache}  # the last stays empty
 PROMPT_ROWS = 512  # of logits of prompts in one step: each row is a vocabulary of floats
 
 
@@ -65,7 +67,10 @@ class Scheduler:
     Args:
         policy, max_overtakes: see `WaitingQueue`.
         prefill_budget: most tokens of a step; one more where requests that decode fill it.
-        use_cache: False: nothing is shared or kept, and the policy is "fcfs".
+        prefix_cache: a name in `CACHES`; "none": nothing is shared or kept, and the policy is
+            "fcfs".
+        max_hit_rate: share of a prompt's tokens that may come from the cache at most; the others
+            are computed although it holds them.
         max_cached_tokens: most tokens that the tree keeps although nobody reads them; None: as many
             as the pool has room for.
         look_ahead: a newcomer must leave room for so many more tokens of each running request (or
@@ -80,18 +85,20 @@ class Scheduler:
         policy: str = "lpm",
         max_overtakes: int = 128,
         prefill_budget: int = 2048,
-        use_cache: bool = True,
+        prefix_cache: str = "tree",
+        max_hit_rate: float = 1.0,
         max_cached_tokens: int | None = None,
         look_ahead: int = 32,
     ) -> None:
         self.pool = pool
         self.req_to_token = req_to_token
-        self.tree = RadixCache()
+        self.tree = CACHES[prefix_cache]()
         self.prefill_budget = prefill_budget
-        self.use_cache = use_cache
+        self.use_cache = prefix_cache != "none"
+        self.max_hit_rate = max_hit_rate
         self.max_cached_tokens = max_cached_tokens
         self.look_ahead = look_ahead
-        self.waiting = WaitingQueue(policy if use_cache else "fcfs", max_overtakes)
+        self.waiting = WaitingQueue(policy if self.use_cache else "fcfs", max_overtakes)
         self.prefilling: list[Req] = []
         self.running: list[Req] = []
         self.stuck: list[Req] = []  # too large for the pool even alone, as of the last `next_step`
@@ -208,7 +215,8 @@ class Scheduler:
     def _match(self, req: Req) -> Match:
         """What the tree holds of `req`'s tokens after those that have a slot."""
         # subtle: at least the last token is always computed anew, since its logits are wanted
-        tokens = req.key[req.slot_len : req.logits_from]
+        stop = min(req.logits_from, int(self.max_hit_rate * len(req.key)))
+        tokens = req.key[req.slot_len : max(req.slot_len, stop)]
         return self.tree.match_prefix(tokens, req.params.namespace, below=req.node)
 
     def _lend(self, req: Req, match: Match) -> None:
@@ -311,13 +319,14 @@ class Scheduler:
 
     def _cut(self, req: Req, length: int) -> None:
         """`req` gives back the slots from position `length` on."""
-        assert req.node is not None
+        assert req.row is not None and req.node is not None
         if length < req.prefix_len:  # it was retracted, and the tree lends what was its own
             match = self.tree.match_prefix(req.key[:length], req.params.namespace)
-            assert len(match.slots) == length
+            length = len(match.slots)  # less where entries are not cut: the rest is prefilled
             self.tree.lock(match.node)
             self.tree.unlock(req.node)
             req.node, req.prefix_len = match.node, length
+            self.req_to_token.write(req.row, 0, match.slots)
             self._keep_within_cap()
         kept = length - req.prefix_len
         self.pool.free(req.own_slots[kept:])

@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import DEVICES, DTYPES, LOAD_FORMATS, POLICIES, EngineConfig
+from minisgl.config import DEVICES, DTYPES, LOAD_FORMATS, POLICIES, PREFIX_CACHES, EngineConfig
 from minisgl.serve.config import ServeConfig
 
 CHOICES = {
@@ -30,6 +30,7 @@ CHOICES = {
     "dtype": DTYPES,
     "kv_dtype": DTYPES,
     "policy": POLICIES,
+    "prefix_cache": PREFIX_CACHES,
 }
 KEY = "MINISGL_API_KEY"
 

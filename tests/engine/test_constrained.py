@@ -65,7 +65,7 @@ def pair(model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     path = str(model_dir)
     with (
         fp32(path, kv_tokens=70, prefill_budget=9, max_running=3) as jumps,
-        fp32(path, radix_cache=False, jump_forward=False) as walks,
+        fp32(path, prefix_cache="none", jump_forward=False) as walks,
     ):
         yield jumps, walks
 

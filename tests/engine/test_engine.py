@@ -66,11 +66,14 @@ def expected(tiny_model_dir: Path) -> list[list[int]]:
     "settings",
     [
         {},
-        {"radix_cache": False},
+        {"prefix_cache": "none"},
+        {"prefix_cache": "table"},
+        {"max_hit_rate": 0.4},
         {"prefill_budget": 8},
         {"decode_workspace": False},
         {"policy": "fcfs", "max_running": 3},
         {"kv_tokens": 60, "prefill_budget": 16},
+        {"kv_tokens": 60, "prefill_budget": 16, "prefix_cache": "table"},
     ],
     ids=str,
 )
@@ -448,6 +451,6 @@ def tight(tiny_model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     path = str(tiny_model_dir)
     with (
         fp32(path, kv_tokens=36, prefill_budget=6, max_running=3) as small,
-        fp32(path, radix_cache=False) as roomy,
+        fp32(path, prefix_cache="none") as roomy,
     ):
         yield small, roomy

@@ -147,7 +147,7 @@ def test_what_is_flushed_is_encoded_again(engine: Engine) -> None:
 @pytest.mark.parametrize("budget", [3, 10, 2048])
 def test_without_a_cache_an_image_is_encoded_once_for_a_prompt(path: Path, budget: int) -> None:
     """Though the prompt is computed in chunks, and two images are under way."""
-    settings = {"vision_cache_mib": 0, "radix_cache": False, "prefill_budget": budget}
+    settings = {"vision_cache_mib": 0, "prefix_cache": "none", "prefill_budget": budget}
     with fp32(str(path), kv_tokens=512, **settings) as engine:
         for times in (1, 2):
             engine.generate([Prompt(ask("What?"), image) for image in (A, B)], greedy(3))
@@ -331,7 +331,7 @@ def test_a_crowd_in_a_small_pool(path: Path, seed: int) -> None:
     gets alone, and in the end nothing is held."""
     rng = random.Random(seed)
     with (
-        fp32(str(path), kv_tokens=512, radix_cache=False, vision_cache_mib=0) as alone,
+        fp32(str(path), kv_tokens=512, prefix_cache="none", vision_cache_mib=0) as alone,
         fp32(
             str(path), kv_tokens=150, prefill_budget=11, max_running=9, vision_cache_mib=0
         ) as crowded,

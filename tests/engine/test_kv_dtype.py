@@ -57,7 +57,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "workspace": {},
     "from the pool": {"decode_workspace": False},
     "in chunks": {"prefill_budget": 16},
-    "uncached": {"radix_cache": False},
+    "uncached": {"prefix_cache": "none"},
 }
 
 

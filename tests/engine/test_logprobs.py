@@ -138,7 +138,7 @@ class TestPrompt:
     @pytest.mark.parametrize("first", [0, 1, 2, 17, len(PROMPT) - 1])
     @pytest.mark.parametrize(
         "settings",
-        [{}, {"radix_cache": False}, {"prefill_budget": 7}, {"decode_workspace": False}],
+        [{}, {"prefix_cache": "none"}, {"prefill_budget": 7}, {"decode_workspace": False}],
         ids=str,
     )
     def test_cold_warm_and_chunked(  # C8
@@ -155,7 +155,7 @@ class TestPrompt:
                 assert out.prompt_logprobs is not None
                 assert_right(out.prompt_logprobs, first, PROMPT, table, 3)
                 assert out.token_ids == cold.token_ids
-            if settings.get("radix_cache", True):
+            if "prefix_cache" not in settings:
                 assert warm.cached_tokens == max(0, first - 1)  # its logits tell of token `first`
             assert both[1].prompt_logprobs is None
 
@@ -379,7 +379,7 @@ def tight(tiny_model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     path = str(tiny_model_dir)
     with (
         fp32(path, kv_tokens=40, prefill_budget=6, max_running=3) as small,
-        fp32(path, radix_cache=False) as roomy,
+        fp32(path, prefix_cache="none") as roomy,
     ):
         yield small, roomy
 

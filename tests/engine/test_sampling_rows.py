@@ -348,7 +348,7 @@ def tight(model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
     path = str(model_dir)
     with (
         fp32(path, kv_tokens=36, prefill_budget=6, max_running=3) as small,
-        fp32(path, radix_cache=False) as roomy,
+        fp32(path, prefix_cache="none") as roomy,
     ):
         yield small, roomy
 

@@ -89,7 +89,7 @@ class TestInFlightSharing:
         assert model.scheduler.tree.protected_size == 0
 
     def test_without_a_cache_nothing_is_shared(self) -> None:  # D16
-        model = PrefixModel(100, use_cache=False, policy="lpm")
+        model = PrefixModel(100, prefix_cache="none", policy="lpm")
         for i in range(3):
             model.submit([*range(10), 50 + i])
         model.run()
@@ -97,7 +97,7 @@ class TestInFlightSharing:
         assert model.scheduler.tree.total_size == 0
 
     def test_without_a_cache_lpm_is_fcfs(self) -> None:  # D16
-        model = PrefixModel(100, use_cache=False, policy="lpm", rows=1)
+        model = PrefixModel(100, prefix_cache="none", policy="lpm", rows=1)
         reqs = [model.submit([i]) for i in (3, 1, 2)]
         model.run()
         assert list(model.ended) == reqs

@@ -24,7 +24,7 @@ TOGETHER = [[*PREFIX, 5 + i, 50] for i in range(8)]
 @pytest.fixture(scope="module")
 def alone(tiny_model_dir: Path) -> Iterator[Engine]:
     """Shares nothing: what every answer is compared with."""
-    with fp32(str(tiny_model_dir), radix_cache=False) as engine:
+    with fp32(str(tiny_model_dir), prefix_cache="none") as engine:
         yield engine
 
 
@@ -52,7 +52,7 @@ def test_eight_cold_prompts_compute_their_prefix_once(
 
 def test_a_sliding_window_reads_what_the_same_step_writes(tmp_path: Path) -> None:
     path = str(make_tiny_model(tmp_path / "m", architecture="MistralForCausalLM", sliding_window=8))
-    with fp32(path) as engine, fp32(path, radix_cache=False) as alone:
+    with fp32(path) as engine, fp32(path, prefix_cache="none") as alone:
         together = engine.generate(TOGETHER, greedy(6))
         assert sum(a.cached_tokens for a in together) == 7 * 40
         assert [a.token_ids for a in together] == answers(alone, TOGETHER, greedy(6))

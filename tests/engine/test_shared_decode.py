@@ -73,7 +73,7 @@ def alone(tiny_model_dir: Path) -> list[list[int]]:
         {"max_running": 3},
         {"prefill_budget": 16},
         {"kv_tokens": 230},
-        {"radix_cache": False},
+        {"prefix_cache": "none"},
     ],
     ids=str,
 )
@@ -88,7 +88,7 @@ def test_equal_answers_with_joins_leaves_and_retraction(
             assert ids(engine.generate(PROMPTS, params)) == expected
         engine.check()
     is_shared = bool(watched.seen())
-    assert is_shared == settings.get("radix_cache", True)
+    assert is_shared == ("prefix_cache" not in settings)
 
 
 def test_nested_prefixes_become_nested_segments(
@@ -215,7 +215,7 @@ def tight(tiny_model_dir: Path) -> Iterator[dict[str, Engine]]:
     with (
         workspace.engine,
         pool.engine,
-        fp32(str(tiny_model_dir), radix_cache=False) as roomy,
+        fp32(str(tiny_model_dir), prefix_cache="none") as roomy,
     ):
         yield {"workspace": workspace.engine, "pool": pool.engine, "roomy": roomy}
     assert workspace.seen()

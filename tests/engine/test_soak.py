@@ -231,7 +231,7 @@ ASYNC = [
     "settings",
     [
         {"kv_tokens": 150, "max_running": 6, "prefill_budget": 20},
-        {"kv_tokens": 400, "max_running": 16, "radix_cache": False, "decode_workspace": False},
+        {"kv_tokens": 400, "max_running": 16, "prefix_cache": "none", "decode_workspace": False},
     ],
     ids=["small pool", "no cache"],
 )

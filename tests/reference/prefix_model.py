@@ -102,8 +102,10 @@ class PrefixModel:
         context: int = 256,
         stops: bool = False,
         jumps: bool = False,
+        prefix_cache: str = "tree",
         **settings: Any,
     ) -> None:
+        settings["prefix_cache"] = self.prefix_cache = prefix_cache
         pool = KVPool(slots, 1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device="cpu")
         self.scheduler = Scheduler(pool, ReqToToken(rows, context, "cpu"), **settings)
         self.stops = stops
@@ -202,9 +204,9 @@ class PrefixModel:
             self.end(req, "length")
 
     def _check_computed_once(self, step: Step) -> None:
-        """Of a prompt's tokens only those whose logits are wanted, most often the last, may be
-        computed although the tree holds them."""
-        if not self.scheduler.use_cache:
+        """Of a prompt's tokens only those whose logits are wanted, most often the last, and those
+        beyond the greatest hit rate may be computed although the tree holds them."""
+        if self.prefix_cache != "tree":
             return
         in_tree = {}
         for node in self.scheduler.tree.nodes():
@@ -217,7 +219,8 @@ class PrefixModel:
             if len(e.req.own_slots) > e.stop - e.start and self.jumps:
                 continue  # an answer that jumped: after what it computed for itself comes more
             slots = self.scheduler.req_to_token.row(e.req.row, e.stop)
-            for position in range(e.start, min(e.stop, e.req.logits_from)):
+            most = int(self.scheduler.max_hit_rate * len(e.req.key))
+            for position in range(e.start, min(e.stop, e.req.logits_from, most)):
                 assert in_tree[prefix(e.req, position)] == slots[position], (
                     "a token was computed that the tree holds, or was not shared at once"
                 )

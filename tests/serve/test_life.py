@@ -218,12 +218,12 @@ def test_options_are_checked_before_anything_is_loaded(
 
 def test_options_become_settings() -> None:
     args = parser().parse_args(
-        ["--served-names", "a", "--served-names", "b", "--no-radix-cache", "--port", "5"]
+        ["--served-names", "a", "--served-names", "b", "--prefix-cache", "none", "--port", "5"]
     )
     assert ServeConfig(**settings_of(ServeConfig, args)) == ServeConfig(
         port=5, served_names=("a", "b")
     )
-    assert args.radix_cache is False and args.kv_tokens is None
+    assert args.prefix_cache == "none" and args.kv_tokens is None
 
 
 def test_every_option_is_in_the_docs_with_its_default() -> None:
