@@ -10,7 +10,7 @@ projector, LLaVA's vocabulary, and a Llama small enough for a CPU; of the work o
 has the same share as in LLaVA-1.5-7B.  All answers have the same number of tokens, greedy.
 
     cached        all questions at once, from an empty cache: an image is encoded and prefilled once
-    uncached      the same with radix_cache=False, vision_cache_mib=0
+    uncached      the same with prefix_cache="none", vision_cache_mib=0
     transformers  processor and `generate`, one question after the other, as its users write it
 
 "images/s" are answers per second, each with its image, all steps from the file's bytes on included.
@@ -211,7 +211,7 @@ def run(scratch: Path, args: argparse.Namespace) -> None:
     model = make_llava(scratch / "llava")
     contestants: dict[str, Callable[[Sequence[Question]], Ids]] = {
         "cached": Ours(model, args.new),
-        "uncached": Ours(model, args.new, radix_cache=False, vision_cache_mib=0),
+        "uncached": Ours(model, args.new, prefix_cache="none", vision_cache_mib=0),
         "transformers": Transformers(model, args.new),
     }
     answers: dict[str, Ids] = {}
