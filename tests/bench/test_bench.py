@@ -103,6 +103,8 @@ def test_all_goes_on_after_a_figure_that_fails(
         (["8z"], "no figure '8z'; there are all, 3, 4, 5"),
         (["5", "--rounds", "0"], "rounds 0: at least 1"),
         (["5", "--data", "nowhere"], "data 'nowhere': not a directory"),
+        (["5", "--peer", "vlm"], "peer 'vlm': there are transformers, "),
+        (["5", "--peer", "vllm=/no/python"], "peer 'vllm': '/no/python' is not a program"),
     ],
 )
 def test_mistakes_are_named_before_anything_runs(

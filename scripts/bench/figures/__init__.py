@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import importlib
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from scripts.bench.peers import SYSTEMS
 from scripts.bench.results import Result, own_name
 
 FIGURES = {
@@ -61,12 +63,17 @@ class Options:
             raise ValueError(f"rounds {self.rounds}: at least 1")
         if self.data is not None and not self.data.is_dir():
             raise ValueError(f"data {str(self.data)!r}: not a directory")
+        for name, python in self.peers:
+            if name not in SYSTEMS:
+                raise ValueError(f"peer {name!r}: there are {', '.join(SYSTEMS)}")
+            if shutil.which(python) is None:
+                raise ValueError(f"peer {name!r}: {python!r} is not a program")
 
     def arguments(self) -> list[str]:
         """As one would type them; files that are not this project's by a name in capitals.
 
-        >>> Options(quick=True, peers=(("llama.cpp", "/opt/llama/bin/python"),)).arguments()
-        ['--quick', '--peer', 'llama.cpp=PYTHON']
+        >>> Options(quick=True, peers=(("llama.cpp", "/bin/sh"),)).arguments()
+        ['--quick', '--peer', 'llama.cpp=SH']
         """
         typed = ["--quick"] if self.quick else []
         for name in ("model", "device", "data", "rounds"):
