@@ -77,6 +77,22 @@ class Reading:
             i += len(span) - 1
         return i
 
+    def index(self, place: int) -> int:
+        """The first of `ids` that stands at `tokens[place]` or after it.
+
+        >>> span = ImageSpan(1, 4, pixels=None, key=NARROW)
+        >>> reading = Reading([7, 32, 8], [7, NARROW, NARROW, NARROW, 8], (span,))
+        >>> [reading.index(place) for place in range(5)]
+        [0, 1, 2, 2, 2]
+        """
+        more = 0  # tokens than ids, before `place`
+        for span in self.images:
+            if place <= span.start:
+                break
+            place = max(place, span.stop)
+            more += len(span) - 1
+        return place - more
+
 
 @dataclass(frozen=True)
 class ImageReader:

@@ -61,9 +61,8 @@ class NativePlan:
         questions: Questions = []
         for prompt, setting, its in zip(prompts, settings, images, strict=True):
             ids = self.desk.engine.door.encode(prompt) if isinstance(prompt, str) else prompt
-            params = self._params(setting, ids)
             asked: AnyPrompt = Prompt(ids, [self._image(image) for image in its]) if its else ids
-            questions.append((asked, params))
+            questions.append((asked, self._params(setting, ids, asked)))
         self.rids = self._ids_of_answers()
         return questions
 
@@ -79,12 +78,12 @@ class NativePlan:
             raise ValueError("the batch is empty: give at least one prompt")
         return prompts
 
-    def _params(self, given: NativeParams, ids: list[int]) -> SamplingParams:
+    def _params(self, given: NativeParams, ids: list[int], asked: AnyPrompt) -> SamplingParams:
         body, more = self.body, {}
         scoring, start = given.max_new_tokens == 0, None
         if body.return_logprob:
             more["logprobs"] = body.top_logprobs_num or 0
-            start = self._start(len(ids), scoring=scoring)
+            start = self._start(asked, scoring=scoring)
             if start is not None:
                 more["prompt_logprobs_from"] = start
         elif body.top_logprobs_num or body.logprob_start_len not in (None, -1):
@@ -98,18 +97,22 @@ class NativePlan:
             params = replace(params, max_tokens=1)
         return params
 
-    def _start(self, length: int, *, scoring: bool) -> int | None:
-        """Where the log-probabilities of a prompt begin: after token S, or at the very first."""
+    def _start(self, asked: AnyPrompt, *, scoring: bool) -> int | None:
+        """Which of the prompt's ids is the first whose log-probability is told: the one after token
+        S, or the very first.  S counts an image's tokens, as `prompt_tokens` does."""
         given = self.body.logprob_start_len
         after = (0 if scoring else -1) if given is None else given
-        if after < -1 or after >= length:
+        if after in (-1, 0):
+            return None if after else 0
+        reading = self.desk.engine.door.read(asked)
+        length = len(reading.tokens)
+        if not 0 < after < length:
             raise ValueError(
                 f"logprob_start_len={after}: the prompt has {length} tokens; give -1 for none, "
                 f"or 0 to {length - 1}"
             )
-        if after in (-1, length - 1) and after != 0:
-            return None
-        return 0 if after == 0 else after + 1
+        first = reading.index(after + 1)
+        return first if first < len(reading.ids) else None
 
     def _images(self, count: int) -> list[list[str]]:
         """Of each prompt; one image for a batch is an image of each."""
