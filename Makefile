@@ -2,6 +2,8 @@
 # Each makes .venv on first use; the stamps below make the next run start at once.
 VENV   ?= .venv
 PYTHON ?= python3
+# Of the paper, for `make bench`; for example FIGURES="8c --rounds 3".
+FIGURES ?= all --quick
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -15,9 +17,7 @@ test: $(VENV)/.dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m scripts.bench.generate
-	$(BIN)/python -m scripts.bench.radix
-	$(BIN)/python -m scripts.bench.startup
+	$(BIN)/python -m scripts.bench $(FIGURES)
 
 lint: $(VENV)/.dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
