@@ -229,7 +229,8 @@ def table(found: dict[str, dict[str, list[float] | str]], names: Sequence[str]) 
         columns += [each if name == OURS else name for name in names]
     for pattern, by in found.items():
         values = [[None] * len(MEASURES) if isinstance(by[n], str) else by[n] for n in names]
-        rows.append([pattern, *(cell for measure in zip(*values, strict=True) for cell in measure)])
+        name = f"`{pattern}`" if PATTERNS[pattern] == pattern else pattern
+        rows.append([name, *(cell for measure in zip(*values, strict=True) for cell in measure)])
     return Table(columns, rows, "Constrained decoding: to the first mask, and of each mask")
 
 

@@ -126,7 +126,7 @@ def main() -> None:
         counts = judge_all(directory, args.show, reasons)
         if not counts:
             parser.error(f"no .json files in {directory}")
-        name = "/".join(directory.parts[-3:]).partition("tests/")[2] or directory.name
+        name = directory.as_posix().rpartition("tests/")[2]
         totals.append({"directory": name} | of_verdicts(sum(counts.values(), Counter())))
         by_keyword += [
             {"directory": name, "keyword": keyword} | of_verdicts(count)
