@@ -21,7 +21,7 @@ from minisgl.engine.memory import MemoryPlan, plan_memory
 from minisgl.models.config import ModelConfig
 from minisgl.models.linear import kv_heads_of
 from minisgl.models.llava_config import LlavaConfig
-from minisgl.models.registry import load_config, load_model
+from minisgl.models.registry import load_config, load_model, weight_bytes
 from minisgl.parallel import Parallel
 
 
@@ -84,7 +84,7 @@ def load_share(
     memory = plan_memory(
         settings,
         config,
-        weights=sum(p.nbytes for p in net.parameters()),
+        weights=weight_bytes(net),
         context_length=context_length,
         dtype=kv_dtype,
         device=device,

@@ -32,7 +32,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 class CPULinear:
-    """x [T, K] -> x w^T [T, N] for one weight w [N, K], which may be dropped afterwards.
+    """x [T, K] -> x w^T [T, N] for one weight w [N, K], whose owner may forget it afterwards.
 
     `half_rows`: multiply single rows in bfloat16 (only where w is float32).
     """
@@ -43,6 +43,12 @@ class CPULinear:
             self.half = w.to(torch.bfloat16).t()
         self.is_packed = _can_pack(w.dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(w) if self.is_packed else w
+
+    @property
+    def nbytes(self) -> int:
+        """Of all layouts together."""
+        half = 0 if self.half is None else self.half.nbytes
+        return half + self.weight.numel() * self.weight.element_size()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] -> [T, N], by the layout that suits T."""

@@ -22,19 +22,27 @@ from minisgl.parallel import Parallel
 class Linear(nn.Module):
     """y = x W^T + b with W [N, K], this rank's part of it.  x [T, K] -> y [T, N]."""
 
-    weight: nn.Parameter
+    weight: nn.Parameter  # until it is packed
     bias: nn.Parameter | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__()
+        self.in_features = in_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: CPULinear | None = None
 
     def pack(self, *, half_rows: bool) -> None:
-        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py); no-op under Triton."""
+        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py), and forget it as it was;
+        no-op under Triton."""
         if not use_triton(self.weight):
             self.packed = CPULinear(self.weight.data, half_rows=half_rows)
+            del self.weight  # an embedding that it is tied to keeps it
+
+    @property
+    def packed_bytes(self) -> int:
+        """What it takes beside its parameters."""
+        return self.packed.nbytes if self.packed else 0
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is None:
@@ -147,7 +155,8 @@ class RowParallelLinear(Linear):
         if self.parallel.size == 1 or self.bias is None:
             return self.parallel.all_reduce(self.multiply(x))
         # subtle: the bias is added once, after the sum, not once per rank
-        return self.parallel.all_reduce(linear(x, self.weight, None)).add_(self.bias)
+        product = linear(x, self.weight, None) if self.packed is None else self.packed(x)
+        return self.parallel.all_reduce(product).add_(self.bias)
 
     def weight_slots(self, hub_name: str) -> dict[str, WeightSlot]:
         p = self.parallel

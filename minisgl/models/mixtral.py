@@ -42,11 +42,18 @@ class SparseMoE(nn.Module):
         self.parallel = parallel
 
     def pack(self, *, half_rows: bool) -> None:
-        """Lay the loaded weights out for the CPU, as `Linear.pack` does; no-op under Triton."""
+        """Lay the loaded weights out for the CPU, and forget them as they were, as `Linear.pack`
+        does; no-op under Triton."""
         if not use_triton(self.router):
             gate_up = [CPULinear(w, half_rows=half_rows) for w in self.gate_up.data]
             down = [CPULinear(w, half_rows=half_rows) for w in self.down.data]
             self.packed = gate_up, down
+            del self.gate_up, self.down
+
+    @property
+    def packed_bytes(self) -> int:
+        """What they take beside its parameters."""
+        return sum(w.nbytes for stack in self.packed or () for w in stack)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, experts = route(x, self.router, self.experts_per_token)  # [T, K] each

@@ -44,6 +44,12 @@ def load_config(path: Path) -> ModelConfig | LlavaConfig:
     return ModelConfig.from_dir(path)
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """What the loaded weights take, in all the layouts that they are kept in."""
+    packed = (m.packed_bytes for m in model.modules() if isinstance(m, Linear | SparseMoE))
+    return sum(p.nbytes for p in model.parameters()) + sum(packed)
+
+
 def load_model(
     path: Path,
     config: ModelConfig | LlavaConfig,

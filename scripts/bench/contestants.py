@@ -5,7 +5,7 @@
 Started by `Contestant`.  A request is one line of JSON on stdin, {"ids": [[...], ...], "new": n};
 the answer is one line on stdout, {"seconds": s, "processor": s, "ids": [[...], ...]}.  A process
 each, because they set up threads and memory in ways that would change one another's speed, and
-because PYTHON may be another environment: llama-cpp-python needs not live beside minisgl.
+because PYTHON may be another environment: llama-cpp-python and vLLM need not live beside minisgl.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class LinearLayers:
         with Engine(model, dtype=dtype) as engine:
             net = engine.loop.runner.model
         self.layers = [m for m in net.modules() if isinstance(m, Linear)]
+        self.dtype = next(net.parameters()).dtype
 
     def generate(self, ids: Ids, new: int) -> Ids:
         import torch
@@ -102,12 +103,12 @@ class LinearLayers:
             for step in range(new):
                 tokens = len(ids) * (1 if step else len(ids[0]))
                 x = {
-                    m.weight.shape[1]: torch.zeros(tokens, m.weight.shape[1], dtype=m.weight.dtype)
+                    m.in_features: torch.zeros(tokens, m.in_features, dtype=self.dtype)
                     for m in self.layers
                 }
                 for m in self.layers:
                     is_head = m is self.layers[-1]  # only the last token goes on to the LM head
-                    m.multiply(x[m.weight.shape[1]][: len(ids) if is_head else tokens])
+                    m.multiply(x[m.in_features][: len(ids) if is_head else tokens])
         return ids
 
 
@@ -204,12 +205,33 @@ class LlamaCpp:
         return answers
 
 
+class Vllm:
+    """vLLM's offline engine, in this process and without its prefix cache."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # before the import
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB
+        from vllm import LLM
+
+        self.engine = LLM(model, dtype=dtype, enable_prefix_caching=False)
+
+    def generate(self, ids: Ids, new: int) -> Ids:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+        outputs = self.engine.generate(
+            [{"prompt_token_ids": row} for row in ids], params, use_tqdm=False
+        )
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
 KINDS: dict[str, type[Any]] = {
     "minisgl": Minisgl,
     "linear-layers": LinearLayers,
     "transformers": Transformers,
     "transformers-eager": TransformersEager,
     "llama.cpp": LlamaCpp,
+    "vllm": Vllm,
 }
 
 
@@ -219,6 +241,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")  # the libraries print too: they get stderr
+    os.dup2(2, 1)
     engine: Generator = KINDS[args.name](args.model, args.dtype)
     for line in sys.stdin:
         request = json.loads(line)
@@ -229,7 +253,7 @@ def main() -> None:
             "processor": time.process_time() - processor,
             "ids": ids,
         }
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

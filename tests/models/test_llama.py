@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from minisgl.models.config import ModelConfig
 from minisgl.models.forward_batch import ForwardBatch
-from minisgl.models.registry import load_model
+from minisgl.models.registry import load_model, weight_bytes
 from scripts.make_tiny_model import make_tiny_model
 
 LLAMA3 = {
@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def load(path: Path) -> torch.nn.Module:
+def load(path: Path, *, half_rows: bool = False) -> torch.nn.Module:
     config = ModelConfig.from_dir(path)
     return load_model(
         path,
@@ -51,6 +51,7 @@ def load(path: Path) -> torch.nn.Module:
         dtype=torch.float32,
         device=torch.device("cpu"),
         max_len=config.max_position,
+        half_rows=half_rows,
         progress=False,
     )
 
@@ -101,6 +102,21 @@ def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
             parts.append(model(make_batch(model, ids[:stop], start, pool, slots)))
             start = stop
         torch.testing.assert_close(torch.cat(parts), whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tie": False}, {"architecture": "MixtralForCausalLM"}])
+def test_a_weight_is_kept_once_and_counted(sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Packed in place of what was loaded, beside an embedding that rows are looked up in."""
+    path = make_tiny_model(tmp_path / "model", dtype=torch.float32, **sizes)
+    stored = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(path).parameters())
+    model = load(path)
+    embedding = 0 if "tie" in sizes else model.model.embed.weight.numel()  # tied: looked up as well
+    assert weight_bytes(model) == 4 * (stored + embedding)
+    kept = {name.rpartition(".")[2] for name, p in model.named_parameters() if p.dim() > 1}
+    assert kept <= {"weight", "router"}  # the embedding, and what chooses experts
+    half = load(path, half_rows=True)
+    products = stored + embedding - sum(p.numel() for p in model.parameters())
+    assert weight_bytes(half) == weight_bytes(model) + 2 * products
 
 
 def test_only_the_wanted_rows_reach_the_head(tiny_model_dir: Path) -> None:
