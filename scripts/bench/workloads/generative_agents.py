@@ -168,6 +168,6 @@ WORKLOAD = Workload(
     lambda state: [state["out"]],
     paper=Size(1000, 1000),
     cpu=Size(50, 50),
-    quick=Size(10, 5),
+    quick=Size(5, 5),
     parallel=1,
 )

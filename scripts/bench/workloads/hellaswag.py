@@ -51,6 +51,6 @@ WORKLOAD = Workload(
     jobs,
     lambda state: [state["answer"]],
     paper=Size(200, 40),
-    cpu=Size(32, 8),
-    quick=Size(8, 3, 0.25),
+    cpu=Size(16, 4),
+    quick=Size(4, 2, 0.25),
 )

@@ -67,6 +67,6 @@ WORKLOAD = Workload(
     lambda state: [*state["judgment"], state["score"]],
     paper=Size(25, 16),
     cpu=Size(6, 3, 0.15),
-    quick=Size(2, 1, 0.06),
+    quick=Size(2, 1, 0.04),
     parallel=8,
 )

@@ -79,5 +79,5 @@ WORKLOAD = Workload(
     lambda state: [state["answer"]],
     paper=Size(1000, 100),
     cpu=Size(64, 16),
-    quick=Size(16, 4, 0.6),
+    quick=Size(12, 6, 0.6),
 )

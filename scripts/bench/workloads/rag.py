@@ -59,6 +59,6 @@ WORKLOAD = Workload(
     lambda state: [state["reasoning"], state["answer"]],
     paper=Size(150, 30),
     cpu=Size(16, 6, 0.3),
-    quick=Size(4, 1, 0.1),
+    quick=Size(4, 2, 0.1),
     parallel=32,
 )

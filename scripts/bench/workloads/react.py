@@ -96,5 +96,5 @@ WORKLOAD = Workload(
     lambda state: state.ret_value,
     paper=Size(100, 20),
     cpu=Size(16, 4, 0.2),
-    quick=Size(4, 1, 0.08),
+    quick=Size(3, 1, 0.08),
 )

@@ -73,5 +73,5 @@ WORKLOAD = Workload(
     lambda state: state.ret_value,
     paper=Size(64, 32),
     cpu=Size(8, 4, 0.25),
-    quick=Size(3, 1, 0.1),
+    quick=Size(2, 1, 0.1),
 )

@@ -58,7 +58,7 @@ WORKLOAD = Workload(
     jobs,
     lambda state: state.ret_value,
     paper=Size(32, 10),
-    cpu=Size(4, 2, 0.125),
-    quick=Size(1, 1, 0.03),
+    cpu=Size(3, 1, 0.125),
+    quick=Size(1, 1, 0.016),
     parallel=16,
 )
