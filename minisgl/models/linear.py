@@ -33,8 +33,8 @@ class Linear(nn.Module):
         self.packed: CPULinear | None = None
 
     def pack(self, *, half_rows: bool) -> None:
-        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py), and forget it as it was;
-        no-op under Triton."""
+        """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py), and forget it as it
+        was; no-op under Triton."""
         if not use_triton(self.weight):
             self.packed = CPULinear(self.weight.data, half_rows=half_rows)
             del self.weight  # an embedding that it is tied to keeps it
