@@ -67,7 +67,7 @@ def _places(dfa: Dfa) -> list[tuple[int, int]]:
 
 def _edge(start: tuple[int, int], end: tuple[int, int], text: str) -> str:
     (x1, y1), (x2, y2) = start, end
-    shown = escape(text if len(text) <= 24 else text[:23] + "…")
+    words = text if len(text) <= 24 else text[:23] + "…"
     if start == end:  # a loop above the state
         top, far = y1 - _RADIUS, y1 - 55
         path = f"M{x1 - 8},{top} C{x1 - 30},{far} {x1 + 30},{far} {x1 + 8},{top}"
@@ -77,9 +77,14 @@ def _edge(start: tuple[int, int], end: tuple[int, int], text: str) -> str:
         middle = ((x1 + x2) // 2, (y1 + y2) // 2 + bend)
         path = f"M{x1 + _RADIUS},{y1} Q{middle[0]},{middle[1]} {x2 - _RADIUS},{y2}"
         at = (middle[0], middle[1] - bend // 2 - 6)
+    elif x2 == x1:  # down on the right, up on the left, round the states between
+        sign = 1 if y2 > y1 else -1
+        side, bend = sign * _RADIUS, 30 * (y2 - y1) // _ROW
+        path = f"M{x1},{y1 + side} Q{x1 + bend},{(y1 + y2) // 2} {x2},{y2 - side}"
+        at = (x1 + bend // 2 + sign * (8 + 4 * len(words)), (y1 + y2) // 2 + 4)
     else:  # back, below the states
         low = max(y1, y2) + 36
         path = f"M{x1},{y1 + _RADIUS} Q{(x1 + x2) // 2},{low + 20} {x2},{y2 + _RADIUS}"
         at = ((x1 + x2) // 2, low)
-    label = f'<text x="{at[0]}" y="{at[1]}" fill="#06c" stroke="none">{shown}</text>'
+    label = f'<text x="{at[0]}" y="{at[1]}" fill="#06c" stroke="none">{escape(words)}</text>'
     return f'<path d="{path}" marker-end="url(#tip)"/>{label}'

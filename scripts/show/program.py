@@ -229,12 +229,17 @@ def draw(events: list[Event], title: str) -> str:
         fill = GEN if event.what == "gen" else SELECT
         box = svg.rect(x(begin), y[event.stream] + 2, width, 16, fill, radius=2)
         label = svg.text(x(begin) + 4, y[event.stream] + 14, fitting(event.words, width))
-        parts.append(svg.group(event.what, [box, label], title=event.variable.text))
+        parts.append(svg.group(event.what, [box, label], title=tip(event.variable.text)))
     for (stream, step), words in told.ticks.items():
         tick = svg.rect(x(step) - 1, y[stream] + 2, 2, 16, SAID)
-        parts.append(svg.group("said", [tick], title=words))
+        parts.append(svg.group("said", [tick], title=tip(words)))
     height = TOP + ROW * len(y) + 8
     return svg.document(LEFT + WIDTH + 12, height, parts, title)
+
+
+def tip(words: str) -> str:
+    """What shows under the mouse: a model may write what XML can't hold."""
+    return svg.printable(words, 400)
 
 
 def fitting(words: str, width: float) -> str:
