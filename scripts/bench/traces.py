@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import PIL.Image
 
 from minisgl import Completion, Engine, Prompt, SamplingParams
 from scripts.bench.figures import Options
-from scripts.bench.llava import find_images, make_images, make_llava
+from scripts.bench.image_answers import with_weights
+from scripts.bench.questions import IMAGE_QUESTIONS, SIZES, SUFFIXES, Question, about_images
+from scripts.bench.random_models import prepare
 from scripts.bench.workloads.base import file_of
 from scripts.bench.workloads.samples import TOWNS, paragraphs
 from scripts.examples.common import read_jsonl
@@ -40,13 +42,7 @@ RULES = (
     "Where there are several ways, name the best one first, and in one line why.",
     "Use no list of more than five points.",
 )
-ABOUT_PICTURES = (
-    "What is shown in this picture?",
-    "Which colours are in it?",
-    "What might happen next?",
-    "Describe it for somebody who can't see it.",
-    "Is there a person in it?",
-)
+SCALES = (4, 8)  # of the model with eyes, and with --quick
 
 
 @dataclass(frozen=True)
@@ -75,12 +71,13 @@ class Reply:
 class Trace:
     """Conversations, what they run on, and what is said in them.
 
+    settings: of an engine.
     prompt: of a turn, from a conversation and the answers so far.
     said: answers by conversation and turn, those of the first run: all runs have the same prompts.
     """
 
     name: str
-    model: str | None
+    settings: dict[str, Any]
     talks: list[Talk]
     prompt: Callable[[Engine, Talk, Sequence[str]], Any]
     said: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -167,7 +164,7 @@ def chats(options: Options) -> Trace:
     count = CHATS[options.quick]
     questions = iter(asked * (1 + count * MOST_TURNS // len(asked)))
     made = talks(rng, count, lambda: {"system": zipf(rng, systems)}, lambda: next(questions))
-    return Trace("chat", options.model, made, chat_prompt)
+    return Trace("chat", {"model": options.model, "device": options.device}, made, chat_prompt)
 
 
 def chat_prompt(engine: Engine, talk: Talk, answers: Sequence[str]) -> list[int]:
@@ -183,7 +180,11 @@ def chat_prompt(engine: Engine, talk: Talk, answers: Sequence[str]) -> list[int]
 def sights(options: Options, scratch: Path) -> Trace:
     """Questions about pictures."""
     rng = random.Random(SEED)
-    images = find_images(file_of(options.data, "images")) if options.data else make_images(scratch)
+    if options.data is None:
+        images = [question.file for question in about_images(scratch, len(SIZES), 1)]
+    else:
+        files = sorted(file_of(options.data, "images").iterdir())
+        images = [file for file in files if file.suffix.lower() in SUFFIXES]
     count = SIGHTS[options.quick]
 
     def picture() -> dict[str, Any]:
@@ -195,14 +196,18 @@ def sights(options: Options, scratch: Path) -> Trace:
             cut.save(image)
         return {"image": image}
 
-    made = talks(rng, count, picture, lambda: rng.choice(ABOUT_PICTURES))
-    model = make_llava(scratch / "llava")
-    return Trace("images", str(model), made, image_prompt)
+    made = talks(rng, count, picture, lambda: rng.choice(IMAGE_QUESTIONS))
+    scale = SCALES[options.quick]
+    model = prepare(replace(options, model=None), "llava-1.5-7b", scale, scratch)
+    if not options.real_shapes:
+        model = with_weights(model)  # the same for both engines
+    return Trace("images", {"model": str(model.path), **model.settings}, made, image_prompt)
 
 
 def image_prompt(engine: Engine, talk: Talk, answers: Sequence[str]) -> Prompt:
     """As LLaVA-1.5 was trained."""
-    text = f"USER: <image>\n{talk.turns[0]} ASSISTANT:"
+    assert talk.image is not None
+    text = Question(talk.image, talk.turns[0]).prompt
     for answer, turn in zip(answers, talk.turns[1:], strict=False):
         text += f"{answer.replace('<image>', '')} USER: {turn} ASSISTANT:"
     return Prompt(text, images=[talk.image])

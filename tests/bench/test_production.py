@@ -6,24 +6,29 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
+import torch
 
 from scripts.bench import traces
 from scripts.bench.figures import Options, production
 from scripts.bench.figures.production import CACHED, UNCACHED
+from scripts.bench.random_models import Model
 from tests.models.tiny_llava import make_tiny_llava
 
 KINDS = ("prompt", "cached")
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Few conversations, short texts, and a LLaVA whose images are 16 tokens."""
     monkeypatch.setattr(traces, "CHATS", (6, 5))
     monkeypatch.setattr(traces, "SIGHTS", (6, 5))
     monkeypatch.setattr(traces, "NEW", 2)
     monkeypatch.setattr(traces, "PAUSE", 0.1)
     monkeypatch.setattr(traces, "RULES", traces.RULES[:1])
-    monkeypatch.setattr(traces, "make_llava", make_tiny_llava)
+    path = make_tiny_llava(tmp_path_factory.mktemp("llava") / "llava")
+    llava = Model("tiny", path, torch.device("cpu"), {"device": "cpu"}, is_random=True)
+    monkeypatch.setattr(traces, "prepare", lambda options, shape, scale, scratch: llava)
+    monkeypatch.setattr(traces, "with_weights", lambda model: model)
 
 
 @pytest.fixture

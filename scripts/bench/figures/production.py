@@ -15,8 +15,8 @@ prompt tokens; it is a property of the trace.  What is measured is what it buys:
 first token, waiting included.
 
 `chat` runs on the model that is asked for, with the turns of MT-Bench (`--data`) or of made-up
-towns; `images` on a LLaVA-1.5 with random weights that fits a CPU (scripts/bench/llava.py), about
-the pictures of `--data` or made-up ones.
+towns; `images` on a LLaVA-1.5 with random weights (table 2's), about the pictures of `--data` or
+made-up ones.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ class Measured:
 
 def measure(trace: Trace, options: Options) -> Measured:
     """Both ways in turn."""
-    settings = {"model": trace.model, "device": options.device}
-    with Engine(**settings) as tree, Engine(**settings, prefix_cache="none") as none:
+    with Engine(**trace.settings) as tree, Engine(**trace.settings, prefix_cache="none") as none:
         trace.unit(tree)  # warm up
         unit = trace.unit(none)
         rounds: dict[str, list[list[Reply]]] = {CACHED: [], UNCACHED: []}
