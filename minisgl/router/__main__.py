@@ -18,7 +18,7 @@ from typing import Any
 
 from minisgl.router.config import RouterConfig
 from minisgl.router.policy import POLICIES
-from minisgl.serve.__main__ import KEY, log_to_stderr
+from minisgl.serve.__main__ import KEY, log_to_stderr, settings_of
 from minisgl.serve.__main__ import parser as parser_of_workers
 
 OURS = (
@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
         if field.name == "worker":
             about |= {"action": "append", "default": None, "metavar": "URL"}
             about["help"] = "a server that runs already; may be repeated, in place of --workers"
+        elif field.name == "cors_origins":
+            about |= {"action": "append", "default": None, "metavar": "ORIGIN"}
+            about["help"] = "a web origin whose pages may ask; may be repeated"
         elif field.name == "policy":
             about["choices"] = POLICIES
         else:
@@ -66,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers_args = parser_of_workers().parse_args(rest)  # so that what is wrong is said now, once
     key = args.api_key or os.environ.get(KEY) or None
     try:
-        named = {field.name: getattr(args, field.name) for field in fields(RouterConfig)}
-        config = RouterConfig(**named | {"worker": tuple(args.worker or ()), "api_key": key})
+        config = RouterConfig(**settings_of(RouterConfig, args) | {"api_key": key})
     except ValueError as error:
         options.error(str(error))
     log_to_stderr(access=not args.no_access_log)

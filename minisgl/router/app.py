@@ -1,6 +1,6 @@
 """The router as an ASGI application: a few routes of its own; all others are some worker's.
 
-AccessLog -> RequireKey -> ReadBody -> routes -> forward.py
+AccessLog -> CORS -> RequireKey -> ReadBody -> routes -> forward.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minisgl.router.reader import Reader
 from minisgl.serve import errors
 from minisgl.serve.access_log import AccessLog
 from minisgl.serve.errors import JSON, ApiError, unavailable
-from minisgl.serve.limits import GENERATING, ReadBody, RequireKey
+from minisgl.serve.limits import GENERATING, ReadBody, RequireKey, allow_origins
 from minisgl.serve.metrics import CONTENT_TYPE
 
 ANY = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]
@@ -98,6 +98,7 @@ def make_app(fleet: Fleet, reader: Reader) -> ASGIApp:
     app: ASGIApp = ReadBody(routes, fleet.config.max_body_mib * 2**20)
     if fleet.config.api_key is not None:
         app = RequireKey(app, fleet.config.api_key)
+    app = allow_origins(app, fleet.config.cors_origins)
     return AccessLog(app)
 
 

@@ -39,6 +39,9 @@ class RouterConfig:
     max_body_mib: int = 64
     """Longest body of a request."""
 
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may ask from a browser; ("*",): of all."""
+
     poll_seconds: float = 0.5
     """How often workers are asked whether they are there, and what they forgot."""
 

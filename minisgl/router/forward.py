@@ -31,11 +31,11 @@ log = logging.getLogger("minisgl.router")
 
 MOST_LOSSES = 2  # workers that may be lost while one request waits for its first byte
 TAIL = 65536  # bytes of a stream's end that are kept to read its usage
-# They belong to one connection, or to whoever holds it.
+# They belong to one connection, or to whoever holds it: a browser's page talks to us, say.
 OF_CONNECTION = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "transfer-encoding", "upgrade", "expect", "host", "content-length", "date",
-    "server",
+    "server", "origin",
 }  # fmt: skip
 
 

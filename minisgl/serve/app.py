@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from minisgl.serve import chat, completions, errors, evictions, native, pages
 from minisgl.serve.access_log import AccessLog
 from minisgl.serve.desk import Desk
-from minisgl.serve.limits import Gate, ReadBody, RequireKey
+from minisgl.serve.limits import Gate, ReadBody, RequireKey, allow_origins
 
 
 def make_app(desk: Desk) -> ASGIApp:
@@ -34,11 +33,4 @@ def make_app(desk: Desk) -> ASGIApp:
     app = ReadBody(app, config.max_body_mib * 2**20)
     if config.api_key is not None:
         app = RequireKey(app, config.api_key)
-    if config.cors_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
-        )
-    return AccessLog(app)
+    return AccessLog(allow_origins(app, config.cors_origins))

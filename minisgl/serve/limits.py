@@ -1,4 +1,5 @@
-"""What stands before the routes: the API key, the size of a body, how many are answered at once.
+"""What stands before the routes: whose web pages may ask, the API key, the size of a body, how many
+are answered at once.
 
 Each is a plain ASGI application around another one, so that none of them buffers an answer or
 hides that a client left.
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.serve.desk import Desk
@@ -19,6 +22,16 @@ OPEN = ("/health", "/ui")  # need no key: they tell nothing
 GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 BODY_SECONDS = 300.0  # for a client to send its whole body
 SPILL = 4  # so many times the longest body is read, and thrown away, before the connection is cut
+
+
+def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets a browser's pages of these origins ask.  subtle: outside of `RequireKey`, since browsers
+    ask first whether they may, without the key, and read no error that does not bear our leave."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+    )
 
 
 class RequireKey:

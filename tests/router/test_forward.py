@@ -279,3 +279,29 @@ def test_a_key_is_asked_for_and_sent_along() -> None:
         bearer = {"Authorization": "Bearer K"}
         assert client.post("/generate", json={"text": PREFIX}, headers=bearer).status_code == 200
         assert worker.asked[0].headers["authorization"] == "Bearer K"
+
+
+def test_a_browser_s_page_asks_first_without_the_key() -> None:
+    worker = FakeWorker()
+    page = {"Origin": "https://a.example"}
+    asking = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "x-api-key",
+    }
+    allowed = {"access-control-allow-origin": "https://a.example"}
+    settings = {"api_key": "K", "cors_origins": ("https://a.example",)}
+    with routing([worker], **settings) as router, router.client() as client:
+        router.server.ready.result(LONG)
+        got = client.options("/generate", headers=page | asking)
+        assert got.status_code == 200 and allowed.items() <= got.headers.items()
+        assert "x-api-key" in got.headers["access-control-allow-headers"]
+        body = {"text": PREFIX}
+        got = client.post("/generate", json=body, headers=page)  # its page can read why
+        assert got.status_code == 401 and allowed.items() <= got.headers.items()
+        got = client.post("/generate", json=body, headers=page | {"X-API-Key": "K"})
+        assert got.status_code == 200 and allowed.items() <= got.headers.items()
+        assert [asked.headers.get("origin") for asked in worker.asked] == [None]
+    with routing([FakeWorker()], api_key="K") as router, router.client() as client:
+        router.server.ready.result(LONG)
+        got = client.options("/generate", headers=page | asking)
+        assert got.status_code == 401 and not allowed.keys() & got.headers.keys()
