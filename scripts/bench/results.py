@@ -164,8 +164,9 @@ def command_line(
     >>> command_line("scripts.bench", ["8c", "--rounds", "3"], {"OMP_NUM_THREADS": "1"})
     'OMP_NUM_THREADS=1 python -m scripts.bench 8c --rounds 3'
     """
-    threads = [f"{name}={environ[name]}" for name in ("OMP_NUM_THREADS",) if name in environ]
-    return " ".join([*threads, shlex.join(["python", "-m", module, *map(own_name, arguments)])])
+    threads = environ.get("OMP_NUM_THREADS")
+    command = shlex.join(["python", "-m", module, *map(own_name, arguments)])
+    return f"OMP_NUM_THREADS={threads} {command}" if threads else command
 
 
 def own_name(argument: str) -> str:
