@@ -19,12 +19,10 @@ import minisgl.lang as sgl
 from minisgl import Engine, Prompt, SamplingParams
 from minisgl.lang.backends.engine import EngineBackend
 from minisgl.media import Video
-from minisgl.router.launcher import Given
-from minisgl.router.reader import Reader
 from tests.engine.pictures import picture
 from tests.models.tiny_llava import make_tiny_llava
-from tests.router.common import routing
 from tests.serve.common import LONG, Running, events, serving
+from tests.serve.places import PLACES, url_of
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role | upper + ': ' }}"
@@ -57,15 +55,10 @@ def server(path: Path) -> Iterator[Running]:
         yield server
 
 
-@pytest.fixture(scope="module", params=["server", "router"])
-def url(request: pytest.FixtureRequest, path: Path, server: Running) -> Iterator[str]:
-    """Where to ask."""
-    if request.param == "server":
-        yield server.url
-        return
-    with routing([Given(server.url)], Reader(path)) as router:
-        router.server.ready.result(LONG)
-        yield router.url
+@pytest.fixture(scope="module", params=PLACES)
+def url(request: pytest.FixtureRequest, server: Running) -> Iterator[str]:
+    with url_of(request.param, server) as url:
+        yield url
 
 
 def encoded(image: PIL.Image.Image, kind: str = "PNG") -> str:
