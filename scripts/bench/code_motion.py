@@ -120,7 +120,7 @@ def main() -> None:
         orders[args.openai] = by_it
     report(
         Table.of([summary(who, rows) for who, rows in orders.items()], "Code motion"),
-        *(Table.of(rows, f"Orders by {who}") for who, rows in orders.items()),
+        *(Table.of(rows, f"Orders by {who}", is_detail=True) for who, rows in orders.items()),
         out=args.json,
     )
 

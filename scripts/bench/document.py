@@ -76,8 +76,12 @@ class Document:
         result = Result.load(file)
         parts = [f"`{result.command}`: {result.where()}"]
         for table in result.tables:
-            parts += [f"*{table.title}*"] if table.title else []
-            parts.append(table.markdown())
+            if table.is_detail:
+                summary = f"<details><summary>{table.title}</summary>"
+                parts += [summary, table.markdown(), "</details>"]
+            else:
+                parts += [f"*{table.title}*"] if table.title else []
+                parts.append(table.markdown())
         parts += ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
         folder = self.pictures.relative_to(self.page.parent).as_posix()
         parts += [f"![{t}]({folder}/{stem}.svg)" for stem, t in pictures(name, result).items()]

@@ -134,7 +134,7 @@ def main() -> None:
         ]
     report(
         Table.of(totals, "Groups of the JSON-Schema-Test-Suite"),
-        *([Table.of(by_keyword, "By keyword")] if len(totals) == 1 else []),
+        *([Table.of(by_keyword, "By keyword", is_detail=True)] if len(totals) == 1 else []),
         out=args.json,
         notes=[f"refused {times} times: {reason}" for reason, times in reasons.most_common(10)],
     )

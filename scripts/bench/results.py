@@ -26,18 +26,30 @@ VERSIONS = ("minisgl", "torch", "triton", "transformers")  # of packages that a 
 
 @dataclass
 class Table:
-    """Rows under column names; a float is shown with `digits` decimals, None as a dash."""
+    """Rows under column names; a float is shown with `digits` decimals, None as a dash.
+
+    is_detail: folded on the page.
+    """
 
     columns: list[str]
     rows: list[list[Cell]]
     title: str = ""
     digits: int = 2
+    is_detail: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Cell]], title: str = "", digits: int = 2) -> Table:
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Cell]],
+        title: str = "",
+        digits: int = 2,
+        *,
+        is_detail: bool = False,
+    ) -> Table:
         """From one dict a row, all with the same keys."""
         columns = list(rows[0])
-        return cls(columns, [[row[c] for c in columns] for row in rows], title, digits)
+        cells = [[row[c] for c in columns] for row in rows]
+        return cls(columns, cells, title, digits, is_detail)
 
     def markdown(self) -> str:
         """As a Markdown table.

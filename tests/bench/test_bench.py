@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import types
@@ -124,6 +125,16 @@ def test_the_list_imports_neither_torch_nor_matplotlib() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(FIGURES)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_says_what_it_is_and_runs_with_options(name: str) -> None:
+    source = (ROOT / "scripts" / "bench" / "figures" / f"{FIGURES[name]}.py").read_text("utf-8")
+    tree = ast.parse(source)
+    assert len((ast.get_docstring(tree) or "").splitlines()) > 3 and figures.title(name)
+    (run,) = (f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "run")
+    assert run.args.args[0].arg == "options"
+    assert len(run.args.args) - len(run.args.defaults) == 1
 
 
 def test_a_chart_is_the_same_bytes_each_time_and_says_its_values(tmp_path: Path) -> None:

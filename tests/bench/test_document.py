@@ -32,7 +32,10 @@ def page(tmp_path: Path) -> Document:
 
 def result(seconds: float, *, charts: int = 1) -> Result:
     return Result(
-        tables=[Table(["way", "s"], [["ours", seconds]], title="Seconds")],
+        tables=[
+            Table(["way", "s"], [["ours", seconds]], title="Seconds"),
+            Table(["n"], [[1000]], title="Counts", is_detail=True),
+        ],
         charts=[
             Chart("bars", f"Bars {i}", "", "s", ["x"], {"a": [seconds]}) for i in range(charts)
         ],
@@ -76,6 +79,7 @@ def test_a_result_becomes_a_block_and_prose_stays(page: Document, tmp_path: Path
         "`python -m scripts.bench one`: cpu some, date 2026-01-02\n\n"
         "*Seconds*\n\n"
         "| way | s |\n|---|---|\n| ours | 1.25 |\n\n"
+        "<details><summary>Counts</summary>\n\n| n |\n|---|\n| 1,000 |\n\n</details>\n\n"
         "- 1 of 1 equal\n\n"
         "![Bars 0](pictures/bench/one-1.svg)\n\n"
         "![The first: tree](pictures/bench/one-tree.svg)\n",
