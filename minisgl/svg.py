@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 INK, FAINT, PAPER = "#24292f", "#8c959f", "#ffffff"
@@ -71,6 +72,16 @@ def group(name: str, parts: list[str], title: str = "") -> str:
     """Parts under one class name; `title` shows under the mouse."""
     tip = [f"<title>{escape(title)}</title>"] if title else []
     return "\n".join([f'<g class="{name}">', *tip, *parts, "</g>"])
+
+
+def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[str]:
+    """What colours mean, on one line from `x` on: a box of (fill, stroke), and words beside it."""
+    parts = []
+    for fill, stroke, words in entries:
+        parts.append(rect(x, y - 10, 14, 12, fill, stroke=stroke, radius=2))
+        parts.append(text(x + 20, y, words))
+        x += 42 + 6.2 * len(words)
+    return parts
 
 
 def printable(words: str, most: int) -> str:

@@ -135,7 +135,7 @@ def draw(growths: Mapping[str, Growth], title: str, *, beside: bool = False) -> 
     The number above a token is that of the pass which chose it, or of the last one before it was
     written: what one number stands above was there after one pass.
     """
-    parts = [svg.text(12, 24, title, size=14, bold=True), *_legend(12, 46)]
+    parts = [svg.text(12, 24, title, size=14, bold=True), *svg.legend(12, 46, COLOURS.values())]
     left, top, width, height = 12.0, 64.0, 12.0 + 560, 64.0
     for name, growth in growths.items():
         head = f"{name}: {len(growth.tokens)} tokens, {growth.passes} forward passes"
@@ -191,13 +191,4 @@ def _line(line: Sequence[Fragment], x: float, y: float) -> list[str]:
         tip = f"{token.text!r}, {what}, pass {token.after}"
         parts.append(svg.group(f"token {token.origin}", drawn, tip))
         x += width
-    return parts
-
-
-def _legend(x: float, y: float) -> list[str]:
-    parts = []
-    for fill, stroke, words in COLOURS.values():
-        parts.append(svg.rect(x, y - 10, 14, 12, fill, stroke=stroke, radius=2))
-        parts.append(svg.text(x + 20, y, words))
-        x += 44 + 6.2 * len(words)
     return parts

@@ -244,7 +244,7 @@ def tip(words: str) -> str:
 
 def fitting(words: str, width: float) -> str:
     """As much of `words` as has room."""
-    most = int((width - 6) / 6)
+    most = int((width - 6) / 6.5)
     return svg.printable(words, most) if most > 1 else ""
 
 

@@ -145,7 +145,11 @@ def draw(dfa: Dfa, walks: Mapping[str, Sequence[Move]]) -> str:
 
     states = states_of(dfa, TEXT)
     parts = [svg.text(12, 24, f"{TEXT} by {PATTERN}", size=14, bold=True)]
-    parts += _legend(12, 46)
+    kinds = (
+        (*COLOURS["model"][:2], "a token that a pass chooses, of so many that are allowed"),
+        (*COLOURS["forced"][:2], "written without a pass"),
+    )
+    parts += svg.legend(12, 46, kinds)
     y = 84.0
     parts.append(svg.text(12, y + 4, "characters"))
     for place, char in enumerate(TEXT):
@@ -191,16 +195,3 @@ def _move(move: Move, left: float, right: float, y: float) -> str:
         ],
         f"{what}: {' | '.join(move.tokens)}",
     )
-
-
-def _legend(x: float, y: float) -> list[str]:
-    parts = []
-    for origin, words in (
-        ("model", "a token that a pass chooses, of so many that are allowed"),
-        ("forced", "written without a pass"),
-    ):
-        fill, stroke, _ = COLOURS[origin]
-        parts.append(svg.rect(x, y - 10, 14, 12, fill, stroke=stroke, radius=2))
-        parts.append(svg.text(x + 20, y, words))
-        x += 44 + 6.2 * len(words)
-    return parts

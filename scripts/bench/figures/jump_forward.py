@@ -3,7 +3,7 @@
 The paper shows how an FSM guides decoding, and how a compressed one skips what it forces.  Here
 two live engines answer the same prompt under the same pattern: one computes forced text in a
 single pass (jump-forward), the other takes a pass for each token (`jump_forward=False`).  Both
-must write the same tokens.
+write the same tokens, unless half precision rounds two close choices differently.
 
 How to read it: blue tokens were chosen by the model, under a mask; green ones were forced, and
 nobody was asked.  Where the model had begun a word with another token than the one the whole word
@@ -36,10 +36,9 @@ SLOTS = 2048
 
 def run(options: Options) -> Result:
     """Both ways, drawn, and the shorter one pass by pass."""
-    growths = both(options, PROMPT, PATTERN)
+    growths = both(options)
     plain, jumps = growths.values()
-    assert plain.done is not None and jumps.done is not None
-    same = plain.done.token_ids == jumps.done.token_ids
+    same = [token.id for token in plain.tokens] == [token.id for token in jumps.tokens]
     counts = [
         {
             "FSM": name,
@@ -74,15 +73,15 @@ def run(options: Options) -> Result:
     )
 
 
-def both(options: Options, prompt: str, pattern: str) -> dict[str, Growth]:
+def both(options: Options) -> dict[str, Growth]:
     """How the answer grows, one way and the other."""
-    params = SamplingParams(temperature=0.0, max_tokens=400, regex=pattern)
+    params = SamplingParams(temperature=0.0, max_tokens=200, regex=PATTERN)
     growths = {}
     for name, jumps in (("plain FSM", False), ("compressed FSM", True)):
         with Engine(
             options.model, device=options.device, kv_tokens=SLOTS, jump_forward=jumps
         ) as engine:
-            growths[name] = watch(engine, prompt, params)
+            growths[name] = watch(engine, PROMPT, params)
     return growths
 
 

@@ -11,7 +11,8 @@ How to read it: light blue is what the radix tree saves.  `shared` counts what r
 `found in the cache` is the engine's own count; the difference is what had to be computed once, and
 the last token of each prompt that was cached to its end, which is computed for its logits.
 
-Nothing is timed and no data is read, so `--quick`, `--rounds` and `--data` change nothing.
+Nothing is timed and no data is read, so `--quick`, `--rounds` and `--data` change nothing.  Samples
+and thoughts are drawn at a temperature, so their texts differ from run to run.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def row(name: str, requests: Sequence[Request]) -> dict[str, str | int]:
 def draw(runs: Mapping[str, Sequence[Request]], decode: Callable[[Sequence[int]], str]) -> str:
     """A block of rows for each program, as an SVG file."""
     parts = [svg.text(LEFT, 24, "What requests share, token by token", size=14, bold=True)]
-    parts += _legend(LEFT, 46)
+    parts += svg.legend(LEFT, 46, KINDS.values())
     top = 66.0
     for name, requests in runs.items():
         longest = max(len(request.tokens) for request in requests)
@@ -245,12 +246,3 @@ def _row(
         tip = f"{part.stop - part.start} tokens, {what}: {svg.printable(text, 400)}"
         drawn.append(svg.group(f"part {part.kind}", [box, *words], tip))
     return svg.group("request", drawn)
-
-
-def _legend(x: float, y: float) -> list[str]:
-    parts = []
-    for fill, stroke, words in KINDS.values():
-        parts.append(svg.rect(x, y - 10, 14, 12, fill, stroke=stroke, radius=2))
-        parts.append(svg.text(x + 20, y, words))
-        x += 40 + 6.2 * len(words)
-    return parts

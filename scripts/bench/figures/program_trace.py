@@ -36,7 +36,7 @@ def judge(s: sgl.ProgramState, essay: str) -> None:
     """Judges an essay in several dimensions at once, and grades it by what they came to."""
     s += "Essay: " + essay + "\n"
     forks = s.fork(len(DIMENSIONS))
-    forks += lambda i: f"Its {DIMENSIONS[i].lower()}, in short:"
+    forks += lambda i: f"In short, its {DIMENSIONS[i].lower()} is"
     forks += sgl.gen("judgment", stop="\n")
     forks.join()
     for dimension, judgment in zip(DIMENSIONS, s["judgment"], strict=True):
