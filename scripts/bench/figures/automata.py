@@ -68,7 +68,7 @@ def run(options: Options) -> Result:
             "written": f"`{TEXT[: move.start]}`" if move.start else "",
             "tokens allowed": move.allowed,
             "taken": f"`{move.tokens[0]}`",
-            "asked by the compressed FSM": "yes" if move.start in {m.start for m in asked} else "",
+            "asked by the compressed FSM": any(move.start == m.start for m in asked),
         }
         for move in plain
     ]

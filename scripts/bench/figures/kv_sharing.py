@@ -181,7 +181,12 @@ def run(options: Options) -> Result:
         pictures={"requests": draw(runs, decode)},
         raw={
             name: [
-                {"prompt": r.prompt, "answer": r.answer, "found": r.found, "shared": shared}
+                {
+                    "prompt": " ".join(map(str, r.prompt)),  # in one line of the JSON
+                    "answer": " ".join(map(str, r.answer)),
+                    "found": r.found,
+                    "shared": shared,
+                }
                 for r, shared in zip(requests, shared_by(requests), strict=True)
             ]
             for name, requests in runs.items()

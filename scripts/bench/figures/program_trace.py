@@ -55,7 +55,7 @@ def run(options: Options) -> Result:
     graph = compiled.graph
     edges = layout(graph).edges
     return Result(
-        tables=[Table.of(nodes(graph), f"{graph.name}, node by node")],
+        tables=[Table.of(nodes(graph), f"{graph.name}, node by node", is_detail=True)],
         notes=[
             f"{len(graph.nodes)} nodes in {len({n.stream for n in graph.nodes})} streams, "
             f"{sum(not e.needed for e in edges)} edges within a stream, "
