@@ -54,8 +54,12 @@ def write(chart: Chart, stem: Path, kinds: tuple[str, ...] = ("svg", "png")) -> 
 
 def _width(chart: Chart) -> float:
     """Inches: bars need room for what stands above them."""
-    bars = len(chart.x) * (len(chart.series) + 1) if chart.kind == "bars" else 0
-    return min(max(6.0, 0.26 * bars + 1.0), 14.0)
+    wanted = 0.26 * _bars_and_gaps(chart) + 1.0 if chart.kind == "bars" else 0.0
+    return min(max(6.0, wanted), 14.0)
+
+
+def _bars_and_gaps(chart: Chart) -> int:
+    return len(chart.x) * (len(chart.series) + 1)
 
 
 def _draw(axes: Axes, chart: Chart) -> None:
@@ -64,7 +68,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: number(value))
     else:
-        room = 1.08 if chart.kind == "bars" else 1.0  # for the words above the tallest
+        room = 1.12 if chart.kind == "bars" else 1.0  # for the words above the tallest
         axes.set_ylim(0, axes.get_ylim()[1] * room)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
@@ -84,6 +88,8 @@ def _bars(axes: Axes, chart: Chart) -> None:
     """A group for each x, a bar in it for each series."""
     count = len(chart.series)
     width = 0.8 / count
+    is_narrow = _width(chart) / _bars_and_gaps(chart) < 0.24
+    says = {"fontsize": 6, "rotation": 90} if is_narrow else {"fontsize": 7}
     for i, (name, values) in enumerate(chart.series.items()):
         places = [x + (i - (count - 1) / 2) * width for x in range(len(chart.x))]
         there = [(x, y) for x, y in zip(places, values, strict=True) if y is not None]
@@ -91,7 +97,7 @@ def _bars(axes: Axes, chart: Chart) -> None:
             [x for x, _ in there], [y for _, y in there], 0.92 * width,
             label=name, color=COLOURS[i % len(COLOURS)],
         )  # fmt: skip
-        axes.bar_label(drawn, [number(y) for _, y in there], padding=2, fontsize=7)
+        axes.bar_label(drawn, [number(y) for _, y in there], padding=2, **says)
     names = [str(x) for x in chart.x]
     is_crowded = max(map(len, names)) * len(names) > 14 * _width(chart)
     turned = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}

@@ -95,6 +95,10 @@ class Chart:
     series: dict[str, list[float | None]]
     is_log: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("bars", "lines"):
+            raise ValueError(f"a chart of {self.kind!r}: bars or lines")
+
 
 @dataclass
 class Result:

@@ -147,6 +147,11 @@ def test_a_chart_is_the_same_bytes_each_time_and_says_its_values(tmp_path: Path)
     assert all(f">{label}<" in bars for label in ("1", "2", "0.5", "x", "y", "a", "b"))
 
 
+def test_a_chart_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="'pie': bars or lines"):
+        Chart("pie", "Shares", "", "", [], {})
+
+
 def test_a_command_names_no_place_of_the_machine_it_ran_on() -> None:
     arguments = ["x", "--data", "/srv/data", "--llama", "/opt/v/bin/python", "build/f16.gguf"]
     assert command_line("scripts.bench.generate", arguments, {}) == (
