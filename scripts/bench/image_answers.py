@@ -9,7 +9,6 @@ Both answer greedily with so many tokens, from empty caches, and from the files'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -121,5 +120,4 @@ def their_model(model: Model) -> Any:
 def with_weights(model: Model) -> Model:
     """The same random model for everybody: transformers' weights, in files."""
     their_model(model).save_pretrained(model.path)
-    settings = {name: value for name, value in model.settings.items() if name != "load_format"}
-    return replace(model, settings=settings)
+    return model.with_files()

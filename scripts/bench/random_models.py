@@ -8,14 +8,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from minisgl.engine.hardware import free_memory
+from minisgl.models.dummy import draw_weights
 from minisgl.models.hub import resolve_model
+from minisgl.models.loader import WeightSlot
+from minisgl.models.registry import MODELS, load_config
 from scripts.bench.figures import Options
 from scripts.bench.shapes import SHAPES, Shape, write
 
@@ -42,10 +46,13 @@ class Model:
         """Whether its weights are in no file."""
         return "load_format" in self.settings
 
+    def with_files(self) -> Model:
+        """The same, now that its weights are in files."""
+        others = {name: value for name, value in self.settings.items() if name != "load_format"}
+        return replace(self, settings=others)
 
-def prepare(
-    options: Options, shape: str, scale: int, directory: Path, tp_size: int | None = None
-) -> Model:
+
+def prepare(options: Options, shape: str, scale: int, directory: Path, ranks: int = 1) -> Model:
     """`--model`, or `shape` in its real size if the options say so, or else divided by `scale`.
 
     Real sizes compute in bfloat16, and so does any model on a GPU but a scaled one: that computes
@@ -53,13 +60,13 @@ def prepare(
 
     Args:
         directory: where the config and the tokenizer of a random model go.
-        tp_size: None: one, or as many as a real shape needs.
+        ranks: to split it over; more, if a real shape needs more.
 
     Raises:
         ValueError: the real shape doesn't fit into this machine; with the numbers.
     """
     device = device_of(options)
-    settings: dict[str, Any] = {"device": device.type, "tp_size": tp_size or 1}
+    settings: dict[str, Any] = {"device": device.type, "tp_size": ranks}
     settings["dtype"] = "float32" if device.type == "cpu" else "bfloat16"
     if options.model is not None:
         path = resolve_model(options.model)
@@ -67,13 +74,24 @@ def prepare(
     sized = SHAPES[shape]
     if options.real_shapes:
         settings["dtype"] = "bfloat16"
-        settings["tp_size"] = tp_size or ranks_for(sized, device)
+        settings["tp_size"] = max(ranks, ranks_for(sized, device))
     else:
         sized = sized.scaled(scale)
         settings["dtype"] = "float32"
     settings["load_format"] = "dummy"
     name = f"{sized.name}: {sized.weights / 1e6:,.0f} million random weights"
     return Model(name, write(directory / shape, sized), device, settings, is_random=True)
+
+
+def save_weights(model: Model) -> Model:
+    """The same model of text with its weights in a file, where other systems find them."""
+    config = load_config(model.path)
+    net = MODELS[config.architecture](config)
+    draw_weights(net, net)
+    slots: dict[str, WeightSlot] = net.weight_slots()  # type: ignore[operator]
+    tensors = {name: slot.dest.clone() for name, slot in slots.items()}
+    save_file(tensors, model.path / "model.safetensors", metadata={"format": "pt"})
+    return model.with_files()
 
 
 def device_of(options: Options) -> torch.device:

@@ -165,7 +165,8 @@ SHAPES = {
             experts=8,
             experts_per_token=2,
         ),
-        Shape("llama-70b", "LlamaForCausalLM", 8192, 28672, 80, 64, 8),
+        # Made for 4,096 tokens, and a chat with long answers comes to some more.
+        Shape("llama-70b", "LlamaForCausalLM", 8192, 28672, 80, 64, 8, context=8192),
         Shape(
             "llava-1.5-7b",
             "LlavaForConditionalGeneration",

@@ -98,22 +98,6 @@ def test_the_engine_says_that_answers_are_noise(tmp_path: Path) -> None:
 
 
 @SAYS
-def test_two_ranks_answer_like_one(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "model", architecture="MixtralForCausalLM")
-    answers = []
-    for size in (1, 2):
-        with Engine(
-            str(without_weights(path)),
-            load_format="dummy",
-            dtype="float32",
-            kv_tokens=200,
-            tp_size=size,
-        ) as engine:
-            answers.append(engine.generate("one two three", GREEDY).token_ids)
-    assert answers[0] == answers[1]
-
-
-@SAYS
 @pytest.mark.parametrize("layout", ["hf", "authors"])
 def test_a_llava_sees_with_random_weights(layout: str, tmp_path: Path) -> None:
     path = make_tiny_llava(tmp_path / "model", layout=layout, tower_inside=False)
