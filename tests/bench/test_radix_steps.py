@@ -42,7 +42,7 @@ EXPECTED = [
     [f". kept {SYSTEM}", *FIRST_CHAT, f".... kept {TREE}", "..... kept *", "...... kept *",
      f". used {SHOTS}", ".. evicted 8+5?", "... evicted *",
      ".. evicted 7+6?", "... evicted *",
-     ".. used 17+5", "... used ?", ".... kept *", ".... new *", ".... new *", ".... new *"],
+     ".. used 17+5", "... used ?"],  # and the answers, which may begin alike
 ]  # fmt: skip
 
 
@@ -52,11 +52,17 @@ def result(tiny_model_dir: Path) -> Result:
 
 
 def test_the_tree_has_the_papers_shape_at_every_step(result: Result) -> None:
-    for nodes, expected in zip(result.raw["nodes"], EXPECTED, strict=True):
+    told = [list(nodes) for nodes in result.raw["nodes"]]
+    samples = told[-1][len(EXPECTED[-1]) :]
+    del told[-1][len(EXPECTED[-1]) :]
+    for nodes, expected in zip(told, EXPECTED, strict=True):
         for (kind, depth, _, text), line in zip(nodes, expected, strict=True):
             dots, what, words = line.split(" ", 2)
             assert (depth, kind) == (len(dots), what), nodes
             assert words == "*" or words in text
+    # All answers to the last question hang below it, as deep as they begin alike.
+    assert sum(kind == "new" for kind, _, _, _ in samples) >= 1
+    assert all(depth > 3 and kind != "evicted" for kind, depth, _, _ in samples)
 
 
 def test_what_the_engine_counts_is_what_the_tree_shows(result: Result) -> None:
@@ -70,9 +76,11 @@ def test_what_the_engine_counts_is_what_the_tree_shows(result: Result) -> None:
         assert step["in the tree"] == tokens(nodes, "new", "used", "kept") <= capacity
         assert step["prompt tokens"] == step["reused"] + step["computed"]
         # The last token of an answer is never fed; that of a cached prompt is in the tree already.
-        again = step["requests"] if step["step"] == 9 else 0
         fed = step["computed"] + step["written"] - step["requests"]
-        assert tokens(nodes, "new") == fed - again
+        if step["step"] == 9:
+            assert 0 < tokens(nodes, "new") <= fed - step["requests"]
+        else:
+            assert tokens(nodes, "new") == fed
     for (before, after), nodes in zip(pairwise(steps), result.raw["nodes"][1:], strict=True):
         grown = after["in the tree"] - before["in the tree"]
         assert grown == tokens(nodes, "new") - after["evicted"]
