@@ -10,7 +10,8 @@ How to read it: a node hangs below the one that it continues, and the number in 
 tokens.  Green is new, blue was found and used, red was evicted.  Two things differ from the
 paper's drawing, and are what the engine does.  A prompt and its answer are two nodes, since the
 tree learns of a prompt as soon as it is scheduled.  And of a prompt that is cached to its end the
-last token is computed again, for its logits, so in step 9 it stands alone.
+last token is computed again, for its logits, so in step 9 it stands alone.  Where samples begin
+alike, each has computed those tokens, and the tree keeps one copy.
 
 Two answers are as long as it takes for steps 5, 8 and 9 to be those that find memory full, whatever
 the tokenizer.  Nothing is timed and no data is read, so `--quick`, `--rounds` and `--data` change
