@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -118,10 +119,11 @@ def _tokens(backend: Backend) -> tuple[int, int] | None:
 
 
 def _cache_beginnings(backend: Backend, jobs: Sequence[Job]) -> None:
-    """What `run_batch` does for one program, for each that occurs in `jobs`."""
-    for program in dict.fromkeys(job.program for job in jobs):
-        with contextlib.suppress(Exception):  # what is wrong, the programs will say
-            program.cache(backend, temperature=0)
+    """What `run_batch` does for one program, for each that occurs in `jobs` more than once."""
+    for program, count in Counter(job.program for job in jobs).items():
+        if count > 1:
+            with contextlib.suppress(Exception):  # what is wrong, the programs will say
+                program.cache(backend, temperature=0)
 
 
 def share(most: int, scale: float) -> int:
