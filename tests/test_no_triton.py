@@ -28,7 +28,8 @@ IMPORT_EVERYTHING = """
 import importlib, importlib.util, pkgutil
 import minisgl
 
-needs = {"minisgl.lang.dspy": "dspy"}  # an extra that no test run installs
+# Extras that no test run installs.
+needs = {"minisgl.lang.dspy": "dspy", "minisgl.router.ray_workers": "ray"}
 
 for module in pkgutil.walk_packages(minisgl.__path__, "minisgl."):
     name = module.name

@@ -1,6 +1,7 @@
 """Serve several copies of a model behind one endpoint: `python -m minisgl.router`.
 
     python -m minisgl.router --model DIR --workers 4 --port 30000
+    python -m minisgl.router --model DIR --workers 4 --ray    # on the hosts of a Ray cluster
     python -m minisgl.router --model DIR --worker http://10.0.0.7:30000 --worker http://10.0.0.8:30000
 
 Options that are none of the router's are those of `python -m minisgl.serve`, and go to each worker
@@ -10,19 +11,22 @@ that is started; after `--` all do.  Notices, and what workers say, go to stderr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from types import ModuleType
 from typing import Any
 
 from minisgl.router.config import RouterConfig
+from minisgl.router.launcher import Given, Source, Started, gpus_of
 from minisgl.router.policy import POLICIES
 from minisgl.serve.__main__ import KEY, log_to_stderr, settings_of
 from minisgl.serve.__main__ import parser as parser_of_workers
 
 OURS = (
-    "--host=127.0.0.1",
     "--port=0",
     "--report-evictions",
     "--end-with-stdin",
@@ -45,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
         if field.name == "worker":
             about |= {"action": "append", "default": None, "metavar": "URL"}
             about["help"] = "a server that runs already; may be repeated, in place of --workers"
+        elif field.name == "ray":
+            about |= {"nargs": "?", "const": "auto", "metavar": "ADDRESS"}
+            about["help"] = "have Ray start the workers; default address: auto"
         elif field.name == "cors_origins":
             about |= {"action": "append", "default": None, "metavar": "ORIGIN"}
             about["help"] = "a web origin whose pages may ask; may be repeated"
@@ -86,35 +93,50 @@ def route(config: RouterConfig, workers_args: argparse.Namespace, rest: Sequence
 
     from minisgl.models.hub import resolve_model  # here, so that --help does not wait for torch
     from minisgl.router.fleet import Fleet
-    from minisgl.router.launcher import Given, Started
     from minisgl.router.reader import Reader
     from minisgl.router.server import Server
 
     template = workers_args.chat_template
-    source = Path(template).read_text(encoding="utf-8") if template else None
-    reader = Reader(resolve_model(workers_args.model), source)
-    sources: list[Given | Started] = [Given(url) for url in config.worker]
-    if not sources:
-        command = [sys.executable, "-m", "minisgl.serve", *rest, *OURS]
-        key = {} if config.api_key is None else {KEY: config.api_key}
-        for number, gpus in enumerate(_gpus(config.workers or 2, workers_args)):
-            sources.append(Started(number, command, config.restarts, {**key, **gpus}))
+    text = Path(template).read_text(encoding="utf-8") if template else None
+    reader = Reader(resolve_model(workers_args.model), text)
+    program, count = ["-m", "minisgl.serve", *rest, *OURS], config.workers or 2
+    key, sources = config.api_key, list[Source](Given(url) for url in config.worker)
+    with contextlib.ExitStack() as held:
+        if config.ray is not None:
+            ray_workers = _ray_workers()
+            held.enter_context(ray_workers.cluster(config.ray))
+            needs = ray_workers.needs_of(workers_args.device, workers_args.tp_size, config.ray_cpus)
+            key = key or secrets.token_urlsafe()  # some may listen on a network
+            for number in range(count):
+                source = ray_workers.Placed(number, program, config.restarts, {KEY: key}, needs)
+                sources.append(source)
+        elif not sources:
+            command = [sys.executable, *program, "--host=127.0.0.1"]
+            env = {} if key is None else {KEY: key}
+            for number, gpus in enumerate(_gpus(count, workers_args)):
+                sources.append(Started(number, command, config.restarts, {**env, **gpus}))
 
-    server = Server(Fleet(config, sources), reader)
-    server.ready.add_done_callback(
-        lambda port: print(f"http://{config.host}:{port.result()}", file=sys.stderr, flush=True)
-    )
-    server.run()
+        server = Server(Fleet(config, sources, key), reader)
+        server.ready.add_done_callback(
+            lambda port: print(f"http://{config.host}:{port.result()}", file=sys.stderr, flush=True)
+        )
+        server.run()
     if server.has_failed:
         print("error: no worker is left", file=sys.stderr)
     return 0 if server.started and not server.has_failed else 1
 
 
+def _ray_workers() -> ModuleType:
+    try:
+        from minisgl.router import ray_workers
+    except ModuleNotFoundError as error:
+        raise RuntimeError("--ray needs Ray: pip install 'minisgl[ray]'") from error
+    return ray_workers
+
+
 def _gpus(workers: int, args: argparse.Namespace) -> list[dict[str, str]]:
     """The environment that gives each worker its own GPUs; nothing, where there are none."""
     import torch
-
-    from minisgl.router.launcher import gpus_of
 
     if args.device == "cpu" or not torch.cuda.is_available():
         return [{}] * workers

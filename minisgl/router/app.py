@@ -72,7 +72,7 @@ def make_app(fleet: Fleet, reader: Reader) -> ASGIApp:
         for worker in fleet.up:
             client = worker.client
             assert client is not None
-            headers = headers_of(request.headers)
+            headers = headers_of(request.headers) | fleet.headers
             try:
                 answer = await client.post(worker.url + "/flush_cache", headers=headers)
             except httpx.TransportError as error:
@@ -92,7 +92,8 @@ def make_app(fleet: Fleet, reader: Reader) -> ASGIApp:
             with contextlib.suppress(ValueError):  # a worker refuses it, and finds better words
                 question = await run_in_threadpool(reader.read, path, body)
         target = path + (f"?{request.url.query}" if request.url.query else "")
-        call = Call(request.method, target, headers_of(request.headers), body)
+        headers = headers_of(request.headers) | fleet.headers
+        call = Call(request.method, target, headers, body)
         return Forwarded(fleet, call, question)
 
     app: ASGIApp = ReadBody(routes, fleet.config.max_body_mib * 2**20)

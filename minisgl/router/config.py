@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from minisgl.router.policy import POLICIES
 
+_AT_LEAST = {"workers": 1, "ray_cpus": 1, "max_body_mib": 1, "restarts": 0}
+
 
 @dataclass(frozen=True)
 class RouterConfig:
@@ -16,10 +18,18 @@ class RouterConfig:
     """
 
     workers: int | None = None
-    """How many to start, as processes of this host; None: 2, unless there are some to be used."""
+    """How many to start, as processes of this host or, with `ray`, on any host of a cluster; None:
+    2, unless there are some to be used."""
 
     worker: tuple[str, ...] = ()
     """URLs of servers that run already, started with --report-evictions, to use those instead."""
+
+    ray: str | None = None
+    """Have Ray start the workers: in the cluster at this address (HOST:PORT), of which this host is
+    a node, in the one that this host belongs to ("auto"), or in one of its own ("local")."""
+
+    ray_cpus: int | None = None
+    """CPUs of each worker that Ray starts, and the threads it computes with; None: `tp_size`."""
 
     policy: str = "cache-aware"
     """Where requests go: "cache-aware", "round-robin", "least-loaded" or "random"."""
@@ -54,12 +64,11 @@ class RouterConfig:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(POLICIES)}")
-        for name, least in (("workers", 1), ("max_body_mib", 1), ("restarts", 0)):
+        for name, least in _AT_LEAST.items():
             given = getattr(self, name)
             if given is not None and given < least:
                 raise ValueError(f"{name}={given}: give a whole number of at least {least}")
-        if self.workers is not None and self.worker:
-            raise ValueError(f"workers={self.workers} and URLs of {len(self.worker)}: give one")
+        self._check_places()
         for name in ("affinity", "drain_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number of at least 0")
@@ -67,6 +76,16 @@ class RouterConfig:
             raise ValueError(f"poll_seconds={self.poll_seconds}: give a number above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port={self.port}: give a number from 0 to 65535")
+
+    def _check_places(self) -> None:
+        for name in ("workers", "ray"):
+            given = getattr(self, name)
+            if given is not None and self.worker:
+                raise ValueError(f"{name}={given!r} and URLs of {len(self.worker)}: give one")
+        if self.ray is not None and (not self.ray or "://" in self.ray):
+            raise ValueError(f"ray={self.ray!r}: give HOST:PORT, 'auto' or 'local'")
+        if self.ray is None and self.ray_cpus is not None:
+            raise ValueError(f"ray_cpus={self.ray_cpus}: only with ray")
         for url in self.worker:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"worker={url!r}: give a URL, like http://10.0.0.7:30000")

@@ -10,7 +10,7 @@ import httpx
 
 from minisgl.router.balancer import Balancer
 from minisgl.router.config import RouterConfig
-from minisgl.router.launcher import Given, Started
+from minisgl.router.launcher import Source
 from minisgl.router.policy import Policy
 from minisgl.router.worker import Worker
 
@@ -21,10 +21,18 @@ class Fleet:
     Attributes:
         counts: ("what", worker) -> how much; see metrics.py.
         ended: set when no worker is left, and none will come back.
+        headers: what every request to a worker bears, in place of the client's.
+
+    Args:
+        worker_key: the workers' API key, if it is another than the router's own.
     """
 
-    def __init__(self, config: RouterConfig, sources: Sequence[Given | Started]) -> None:
+    def __init__(
+        self, config: RouterConfig, sources: Sequence[Source], worker_key: str | None = None
+    ) -> None:
         self.config = config
+        key = worker_key or config.api_key
+        self.headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self.balancer = Balancer(Policy(config.policy, affinity=config.affinity))
         self.counts: Counter[tuple[str, int]] = Counter()
         self.workers: list[Worker] = []
@@ -34,9 +42,6 @@ class Fleet:
 
     def start(self) -> None:
         """Find the workers, and follow them from now on."""
-        headers = {}
-        if self.config.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.config.api_key}"
         tls = httpx.create_ssl_context(trust_env=False)
         for number, source in enumerate(self._sources):
             worker = Worker(
@@ -45,7 +50,7 @@ class Fleet:
                 self.balancer,
                 poll_seconds=self.config.poll_seconds,
                 tls=tls,
-                headers=headers,
+                headers=self.headers,
             )
             self.workers.append(worker)
             self._tasks.append(asyncio.create_task(self._tend(worker)))

@@ -1,7 +1,8 @@
 """Where workers are: at a URL that was given, or in a process that we start, and start again.
 
 A process of ours holds the other end of its standard input, and ends when we do, whatever ends us.
-It says its URL on stderr, on a line of its own, once it listens.
+It says its URL on stderr, on a line of its own, once it listens.  ray_workers.py has them started
+on other hosts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 PATIENCE = 10.0  # seconds in which a worker that was told to has ended
@@ -19,8 +21,29 @@ class GaveUp(Exception):
     """The worker ended once too often."""
 
 
-class Given:
-    """A worker that somebody else runs."""
+class Source(ABC):
+    """Where one worker is, from the router's side."""
+
+    @abstractmethod
+    async def find(self) -> str:
+        """Its URL, once it listens.
+
+        Raises:
+            OSError: it is not there now.
+            GaveUp: and won't be.
+        """
+
+    @abstractmethod
+    def proved(self) -> None:
+        """It answered a request."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """The router has done with it."""
+
+
+class Given(Source):
+    """A worker that somebody else runs, and that goes on when we end."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -36,13 +59,55 @@ class Given:
         """It goes on."""
 
 
-class Started:
-    """A worker that we run.
+class Restarted(Source):
+    """A worker that we run: who looks for it and does not find it starts it.
+
+    Args:
+        number: what it is called in notices.
+        restarts: how often it is started again without having answered anything in between.
+    """
+
+    def __init__(self, number: int, restarts: int) -> None:
+        self._number, self._restarts = number, restarts
+        self._url = ""
+        self._starts = 0  # since it last answered
+
+    async def find(self) -> str:
+        """Its URL, once it listens; it is started if it does not run.
+
+        Raises:
+            OSError: it ended instead.
+            GaveUp: and was started again often enough.
+        """
+        if self._url and await self._is_running():
+            return self._url
+        await self.close()
+        self._url = ""
+        if self._starts > self._restarts:
+            raise GaveUp(f"worker {self._number} ended {self._starts} times without an answer")
+        self._starts += 1
+        self._url = await self._start()
+        return self._url
+
+    def proved(self) -> None:
+        """It answered."""
+        self._starts = 1
+
+    @abstractmethod
+    async def _is_running(self) -> bool: ...
+
+    @abstractmethod
+    async def _start(self) -> str:
+        """Its URL.  OSError: it ended instead."""
+
+
+class Started(Restarted):
+    """A process of this host.
 
     Args:
         number: what its lines on our stderr begin with.
         command: the program; `--port 0` is up to the caller.
-        restarts: how often it is started again without having answered anything in between.
+        restarts: see `Restarted`.
         env: added to our environment.
     """
 
@@ -53,55 +118,40 @@ class Started:
         restarts: int,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._number, self._command, self._restarts = number, list(command), restarts
+        super().__init__(number, restarts)
+        self._command = list(command)
         self._env = {**os.environ, **(env or {})}
         self._process: asyncio.subprocess.Process | None = None
         self._pump: asyncio.Task[None] | None = None
-        self._url = ""
-        self._starts = 0  # since it last answered
 
     @property
     def pid(self) -> int | None:
         """Of the process, if there is one."""
         return self._process.pid if self._process else None
 
-    async def find(self) -> str:
-        """Its URL, once it listens; it is started if it does not run.
+    async def _is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
 
-        Raises:
-            OSError: it ended instead.
-            GaveUp: and was started again often enough.
-        """
-        if self._process is not None and self._process.returncode is None and self._url:
-            return self._url
-        await self.close()
-        if self._starts > self._restarts:
-            raise GaveUp(f"worker {self._number} ended {self._starts} times without an answer")
-        self._starts += 1
-        self._process = await asyncio.create_subprocess_exec(
+    async def _start(self) -> str:
+        self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self._env,
             start_new_session=True,  # Ctrl-C is for us, who will end it
         )
-        stderr = self._process.stderr
+        stderr = process.stderr
         assert stderr is not None
         while line := await _line(stderr):
             if line.startswith(b"http://"):
-                self._url = line.decode().strip()
                 self._pump = asyncio.create_task(self._show_all(stderr))
-                return self._url
+                return line.decode().strip()
             self._show(line)
-        raise OSError(f"worker {self._number} ended with exit code {await self._process.wait()}")
-
-    def proved(self) -> None:
-        """It answered."""
-        self._starts = 1
+        raise OSError(f"worker {self._number} ended with exit code {await process.wait()}")
 
     async def close(self) -> None:
         """End it, and wait for that."""
-        process, self._process, self._url = self._process, None, ""
+        process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()

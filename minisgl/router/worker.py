@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections.abc import Mapping
 
 import httpx
 
 from minisgl.router.balancer import Balancer
-from minisgl.router.launcher import GaveUp, Given, Started
+from minisgl.router.launcher import GaveUp, Source
 
 log = logging.getLogger("minisgl.router")
 
@@ -42,12 +43,12 @@ class Worker:
     def __init__(
         self,
         number: int,
-        source: Given | Started,
+        source: Source,
         balancer: Balancer,
         *,
         poll_seconds: float,
         tls: ssl.SSLContext,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
     ) -> None:
         self.number = number
         self.source = source

@@ -18,7 +18,7 @@ import httpx
 from minisgl.router.balancer import Question
 from minisgl.router.config import RouterConfig
 from minisgl.router.fleet import Fleet
-from minisgl.router.launcher import Given, Started
+from minisgl.router.launcher import Given, Source
 from minisgl.router.server import Server
 from tests.serve.common import LONG, until
 
@@ -199,11 +199,14 @@ class Routing:
 
 @contextmanager
 def routing(
-    sources: Sequence[FakeWorker | Given | Started], reader: Any = None, **settings: Any
+    sources: Sequence[FakeWorker | Source],
+    reader: Any = None,
+    worker_key: str | None = None,
+    **settings: Any,
 ) -> Iterator[Routing]:
     config = RouterConfig(**{"port": 0, "poll_seconds": 0.05, "drain_seconds": 1.0, **settings})
     places = [Given(each.url) if isinstance(each, FakeWorker) else each for each in sources]
-    fleet = Fleet(config, places)
+    fleet = Fleet(config, places, worker_key)
     server = Server(fleet, reader or WordReader())
     thread = threading.Thread(target=server.run, name="router")
     thread.start()

@@ -1,11 +1,12 @@
 """A worker in a process of its own, for tests of how processes are started: it answers everything
-with its process id, dies when it is asked to, and ends with its standard input.
+with what it knows of itself, dies when it is asked to, and ends with its standard input.
 
-    python fake_worker.py [dies]        with "dies" it ends at once
+    python fake_worker.py [dies] [--host=ADDRESS]        with "dies" it ends at once
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -19,7 +20,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/die":
             os._exit(3)
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = b'{"pid": %d}' % os.getpid()
+        told = {"pid": os.getpid(), "parent": os.getppid()}
+        told |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "word": os.environ.get("WORD")}
+        body = json.dumps(told).encode()
         self.send_response(404 if self.path.startswith("/router") else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -42,6 +45,8 @@ if __name__ == "__main__":
     if "dies" in sys.argv:
         sys.exit(2)
     threading.Thread(target=end_with_stdin, daemon=True).start()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(f"http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
+    hosts = [arg.removeprefix("--host=") for arg in sys.argv if arg.startswith("--host=")]
+    host = hosts[-1] if hosts else "127.0.0.1"
+    server = ThreadingHTTPServer((host, 0), Handler)
+    print(f"http://{host}:{server.server_port}", file=sys.stderr, flush=True)
     server.serve_forever()

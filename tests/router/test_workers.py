@@ -137,6 +137,11 @@ def test_a_process_that_never_answers_is_given_up_and_the_router_ends() -> None:
     [
         ({"workers": 0}, "workers=0: give a whole number of at least 1"),
         ({"workers": 2, "worker": ("http://a",)}, "workers=2 and URLs of 1: give one"),
+        ({"ray": "auto", "worker": ("http://a",)}, "ray='auto' and URLs of 1: give one"),
+        ({"ray": "ray://a:1"}, "ray='ray://a:1': give HOST:PORT, 'auto' or 'local'"),
+        ({"ray": ""}, "ray='': give HOST:PORT, 'auto' or 'local'"),
+        ({"ray": "auto", "ray_cpus": 0}, "ray_cpus=0: give a whole number of at least 1"),
+        ({"ray_cpus": 2}, "ray_cpus=2: only with ray"),
         ({"worker": ("a:3",)}, "worker='a:3': give a URL"),
         ({"policy": "best"}, "policy='best': choose one of cache-aware"),
         ({"affinity": float("nan")}, "affinity=nan: give a number of at least 0"),
