@@ -46,6 +46,7 @@ CHARACTERS = (
 COUNT, QUICK_COUNT = 16, 3  # of characters
 OPEN = r"[\w\s.,:;!?'\"(){}-]*"  # any usual text
 JUMP, WALK, FREE, MASKED, NO_REUSE = "jump", "walk", "free", "masked", "jump, no reuse"
+SHARE = 0.25  # of the memory that is free, for an engine's keys and values: there are two
 PASSES, THROUGHPUT, OVERHEAD = 4.0, 1.6, 0.03  # goals
 
 Answers = list[Completion]
@@ -204,7 +205,7 @@ def measure(case: Case, jumps: Engine, walks: Engine, rounds: int) -> Measured:
 
 def run(options: Options) -> Result:
     """Both patterns, on one engine with jump-forward and one without."""
-    settings = {"model": options.model, "device": options.device}
+    settings = {"model": options.model, "device": options.device, "kv_memory_fraction": SHARE}
     with Engine(**settings) as jumps, Engine(**settings, jump_forward=False) as walks:
         found = [measure(case, jumps, walks, options.rounds) for case in cases(options)]
     names = [each.case.name for each in found]
