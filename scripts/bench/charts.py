@@ -89,7 +89,6 @@ def _bars(axes: Axes, chart: Chart) -> None:
     count = len(chart.series)
     width = 0.8 / count
     is_narrow = _width(chart) / _bars_and_gaps(chart) < 0.24
-    says = {"fontsize": 6, "rotation": 90} if is_narrow else {"fontsize": 7}
     for i, (name, values) in enumerate(chart.series.items()):
         places = [x + (i - (count - 1) / 2) * width for x in range(len(chart.x))]
         there = [(x, y) for x, y in zip(places, values, strict=True) if y is not None]
@@ -97,7 +96,10 @@ def _bars(axes: Axes, chart: Chart) -> None:
             [x for x, _ in there], [y for _, y in there], 0.92 * width,
             label=name, color=COLOURS[i % len(COLOURS)],
         )  # fmt: skip
-        axes.bar_label(drawn, [number(y) for _, y in there], padding=2, **says)
+        axes.bar_label(
+            drawn, [number(y) for _, y in there], padding=2,
+            fontsize=6 if is_narrow else 7, rotation=90 if is_narrow else 0,
+        )  # fmt: skip
     names = [str(x) for x in chart.x]
     is_crowded = max(map(len, names)) * len(names) > 14 * _width(chart)
     turned = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}

@@ -99,7 +99,7 @@ class Figure(Protocol):
 
 def find(name: str) -> Figure:
     """By its number in the paper."""
-    return importlib.import_module(f"{__name__}.{FIGURES[name]}")  # type: ignore[return-value]
+    return importlib.import_module(f"{__name__}.{FIGURES[name]}")
 
 
 def title(name: str) -> str:
