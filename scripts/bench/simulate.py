@@ -2,6 +2,7 @@
 
     python -m scripts.bench.simulate [--workers 1,4,16,64,256] [--svg FILE]
     python -m scripts.bench.simulate --workers 16 --policies cache-aware --affinity 1,2,4 --hot 0,.5
+    python -m scripts.bench.simulate --calibrate MODEL    # steps as this machine takes them
 
 Each worker is a real `RadixCache` with so many slots, and takes for a step
 
@@ -22,7 +23,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisgl.cache.radix_cache import RadixCache, TreeNode
@@ -253,6 +254,18 @@ def plot(results: dict[str, dict[int, Result]], title: str) -> str:
     return document(40 + 3 * (width + gap), 245, parts, title)
 
 
+def calibrate(model: str) -> tuple[Costs, str]:
+    """Costs as an engine of `model` has them on this machine, and how well they fit."""
+    from minisgl import Engine  # here: the simulation itself needs no model
+    from scripts.bench.step_costs import fit, measure
+
+    with Engine(model) as engine:
+        fitted = fit(measure(engine))
+        slots, budget = engine.memory.slots, engine.config.prefill_budget
+    costs = Costs(fitted.step, fitted.prefill_token, fitted.decode_request, slots, budget)
+    return costs, str(fitted)
+
+
 def numbers(words: str) -> list[float]:
     """
     >>> numbers("1,2.5")
@@ -284,12 +297,18 @@ def main() -> None:
     p.add_argument("--hot", default="0", help="shares of requests with one prefix")
     p.add_argument("--affinity", default="2")
     p.add_argument("--policies", default=",".join(POLICIES))
+    p.add_argument("--calibrate", metavar="MODEL", help="measure the costs of a step (`default`)")
     for name, value in vars(Costs()).items():
-        p.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+        p.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value}")
     p.add_argument("--svg", type=Path, help="draw into this file")
     p.add_argument("--json", type=Path, default=None)
     args = p.parse_args()
-    costs = Costs(**{name: getattr(args, name) for name in vars(Costs())})
+    costs, notes = Costs(), []
+    if args.calibrate:
+        costs, said = calibrate(args.calibrate)
+        notes.append(f"{args.calibrate}: {said}")
+    given = {name: getattr(args, name) for name in vars(costs)}
+    costs = replace(costs, **{name: v for name, v in given.items() if v is not None})
     rows: list[dict[str, Cell]] = []
     results: dict[str, dict[int, Result]] = {}  # by policy, as it is drawn
     for workers, hot in itertools.product(map(int, args.workers.split(",")), numbers(args.hot)):
@@ -314,7 +333,7 @@ def main() -> None:
         args.svg.write_text(drawing, encoding="utf-8")
     is_one_line_each = "," not in args.affinity + args.hot
     pictures = {"policies": drawing} if "," in args.workers and is_one_line_each else {}
-    report(Table.of(rows, title, digits=3), out=args.json, pictures=pictures)
+    report(Table.of(rows, title, digits=3), out=args.json, notes=notes, pictures=pictures)
 
 
 if __name__ == "__main__":
