@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Traffic:
-    """Bytes that this rank has handed to collectives: the size of each `x`."""
+    """Bytes that this rank has handed to collectives: the size of each `x`.
+
+    Attributes:
+        broadcast: features of images, which rank 0 sends.  What else a step is told, its token ids
+            and slots, is not counted: some integers for each token.
+    """
 
     all_reduce: int = 0
     all_gather: int = 0
+    broadcast: int = 0
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Channel:
     def __init__(self, parallel: Parallel, share: Share) -> None:
         assert parallel.control is not None and parallel.group is not None
         self.control, self.group = parallel.control, parallel.group
+        self.traffic = parallel.traffic
         self.device, self.dtype = share.placement.device, share.placement.dtype
         self.slots, self.pool = share.req_to_token, share.pool.layers
         if parallel.rank == 0:
@@ -72,6 +73,7 @@ class Channel:
         numbers = [_padded(x.to(torch.int64)) for x in given if x is not None]
         dist.broadcast(torch.cat(numbers), 0, self.group)
         if features is not None:
+            self.traffic.broadcast += features.nbytes
             dist.broadcast(features.contiguous(), 0, self.group)
 
     def send_replay(
