@@ -16,20 +16,17 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, de
 from minisgl.models.hub import default_gguf
 
 TYPES = {
+    "float32": (torch.float32, GGMLQuantizationType.F32),
     "bfloat16": (torch.bfloat16, GGMLQuantizationType.BF16),
     "float16": (torch.float16, GGMLQuantizationType.F16),
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("dtype", choices=TYPES)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("file", type=Path, nargs="?")
-    args = parser.parse_args()
-    dtype, kind = TYPES[args.dtype]
-    reader = GGUFReader(args.file or default_gguf())
-    writer = GGUFWriter(args.out, "llama")
+def write_as(dtype: str, source: Path, out: Path) -> None:
+    """`source` as `out`, its matrices in one of `TYPES`; norms stay float32, as llama.cpp wants."""
+    to, kind = TYPES[dtype]
+    reader = GGUFReader(source)
+    writer = GGUFWriter(out, "llama")
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
@@ -38,15 +35,24 @@ def main() -> None:
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=item)
     for tensor in reader.tensors:
         data = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        if data.dim() == 1:  # norms stay float32, as llama.cpp wants them
+        if data.dim() == 1:
             writer.add_tensor(tensor.name, data.float().numpy())
         else:
-            halves = data.to(dtype).view(torch.uint8).numpy()
-            writer.add_tensor(tensor.name, halves, raw_dtype=kind)
+            numbers = data.to(to).view(torch.uint8).numpy()
+            writer.add_tensor(tensor.name, numbers, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dtype", choices=TYPES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("file", type=Path, nargs="?")
+    args = parser.parse_args()
+    write_as(args.dtype, args.file or default_gguf(), args.out)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@ float32 it answers as our engine does; what goes wrong in its process reaches th
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import minisgl.lang as sgl
 from minisgl import Engine
-from scripts.bench.peers import open_peer
+from minisgl.lang.backends.base import Backend
+from scripts.bench.peers import SYSTEMS, open_peer
 from scripts.bench.peers.backend import PeerBackend
 from scripts.bench.peers.process import PeerError
 from scripts.bench.peers.transformers import batches
@@ -197,3 +200,61 @@ class TestErrors:
             open_peer("transformers", model, dtype="float7")
         with pytest.raises(ValueError, match="device='tpu': give auto, cpu or cuda"):
             open_peer("transformers", model, device="tpu")
+
+
+# NAME=PYTHON of peers in environments of their own, parted by spaces; see scripts/bench/peers.
+ELSEWHERE = dict(each.split("=", 1) for each in os.environ.get("MINISGL_PEERS", "").split())
+PATTERN = r'\{"town": "[A-Z][a-z]{2,8}", "is_big": (true|false), "year": [0-9]{4}\}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name in ELSEWHERE] or [None])
+def test_others_answer_as_our_engine(name: str | None, default_model_dir: Path) -> None:
+    """Nearly: each multiplies its own way, and a near-tie decides otherwise now and then."""
+    if name is None:
+        pytest.skip("MINISGL_PEERS names no peer")
+    asks = [asked(f"{i + 1}. A town, as JSON: ", 48, regex=PATTERN) for i in range(3)]
+    with (
+        fp32() as ours,
+        open_peer(name, python=ELSEWHERE[name], dtype="float32", device="cpu") as peer,
+    ):
+        peer.linger = 0.5
+
+        def both(*batches: Callable[[Backend | Engine], Sequence[str]]) -> int:
+            """How many of the answers are the same."""
+            pairs = [pair for b in batches for pair in zip(b(ours), b(peer), strict=True)]
+            return sum(a == b for a, b in pairs)
+
+        def free(backend: Backend | Engine) -> Sequence[str]:
+            states = complete.run_batch(
+                [asked(p, 12) for p in PROMPTS], backend=backend, temperature=0, ignore_eos=True
+            )
+            return [state["x"] for state in states]
+
+        def stopped(backend: Backend | Engine) -> Sequence[str]:
+            states = complete.run_batch(
+                [asked(p, 24, stop=" the") for p in PROMPTS], backend=backend, temperature=0
+            )
+            assert all(" the" not in state["x"] for state in states)
+            return [state["x"] for state in states]
+
+        def patterned(backend: Backend | Engine) -> Sequence[str]:
+            states = complete.run_batch(asks, backend=backend, temperature=0)
+            assert all(re.fullmatch(PATTERN, state["x"]) for state in states)
+            return [state["x"] for state in states]
+
+        def spoken(backend: Backend | Engine) -> Sequence[str]:
+            return [talk.run(backend=backend, temperature=0).text()]
+
+        def selected(backend: Backend | Engine) -> Sequence[str]:
+            method = sgl.greedy_token_selection
+            asks = [{"prompt": prompt, "method": method} for prompt in PROMPTS]
+            states = choose.run_batch(asks, backend=backend, temperature=0)
+            return [state["x"] for state in states]
+
+        assert both(free, stopped, spoken) >= 6  # of 7
+        if "regex" in peer.features:
+            assert both(patterned) >= 2  # of 3
+        if {"score", "choose"} & set(peer.features):
+            assert both(selected) == 3
+        assert peer.flush_cache()

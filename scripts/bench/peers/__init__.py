@@ -12,6 +12,7 @@ the way a careful user's loop would: all that wait, together, whenever the peer 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,11 @@ SYSTEMS = {  # name -> module of this package
     "llama.cpp": "llama_cpp",
     "vllm": "vllm",
 }
+
+
+def threads() -> int:
+    """How many of the processor a system is to use where it asks: as many as torch would."""
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 def open_peer(

@@ -31,8 +31,10 @@ from minisgl.lang.stops import cut
 from minisgl.models.hub import resolve_model
 from minisgl.sampling import SamplingParams
 from scripts.bench.peers import SYSTEMS
+from scripts.bench.peers.gguf_file import gguf_file
 from scripts.bench.peers.process import PeerError, Process
 
+READ_GGUF = ("llama.cpp", "guidance")
 # What a request tells a peer; of all other settings only the defaults are allowed.
 _KNOWN = ("max_tokens", "temperature", "stop", "ignore_eos", "regex", "no_stop_trim")
 
@@ -54,6 +56,7 @@ class PeerBackend(Backend):
             text, which takes as long; None: it refuses.
         waves: how many requests each wave had.
         version: of the system.
+        features: of "regex", "score", "choose", what it can do besides generating.
     """
 
     def __init__(
@@ -76,11 +79,10 @@ class PeerBackend(Backend):
         self.most = 64
         self.free_tokens: int | None = None
         self.waves: list[int] = []
-        self._process = Process(
-            python, [name, str(self._directory), "--dtype", dtype, "--device", device]
-        )
+        files = gguf_file(model, dtype) if name in READ_GGUF else self._directory
+        self._process = Process(python, [name, str(files), "--dtype", dtype, "--device", device])
         self.version: str = self._process.hello["version"]
-        self._features: list[str] = self._process.hello["features"]
+        self.features: list[str] = self._process.hello["features"]
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # nothing is put into the queue after its end
         self._is_closed = False
@@ -118,7 +120,7 @@ class PeerBackend(Backend):
         self, context: Context, choices: Sequence[str], *, unconditional: bool
     ) -> tuple[list[Tokens], list[Tokens] | None]:
         """See `Backend`."""
-        if "score" not in self._features:
+        if "score" not in self.features:
             return await super().score(context, choices, unconditional=unconditional)
         body = {"choices": list(choices), "unconditional": unconditional}
         (told,) = await self._ask(self._request("score", context, body))
@@ -126,7 +128,7 @@ class PeerBackend(Backend):
 
     async def select(self, context: Context, node: Select) -> ChoicesDecision:
         """See `Backend`; a system with a `select` of its own decides its own way."""
-        if "choose" not in self._features or len(node.choices) == 1:
+        if "choose" not in self.features or len(node.choices) == 1:
             return await super().select(context, node)
         body = {"choices": list(node.choices)}
         (index,) = await self._ask(self._request("choose", context, body))
@@ -179,7 +181,7 @@ class PeerBackend(Backend):
             "ignore_eos": params.ignore_eos,
             "regex": params.regex,
         }
-        if params.regex is not None and "regex" not in self._features:
+        if params.regex is not None and "regex" not in self.features:
             if self.free_tokens is None:
                 raise ValueError(
                     f"regex={params.regex!r}: {self.name} has no patterns; set free_tokens to let "
