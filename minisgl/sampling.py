@@ -42,7 +42,7 @@ class SamplingParams:
 
     min_tokens: int = 0
     """EOS and stop ids can't be sampled before the answer has this many tokens, and stop strings
-    are looked for only after them."""
+    and patterns are looked for only after them."""
 
     temperature: float = 1.0
     """0 is greedy: always the likeliest token.  1, the default as everywhere in the field, is the
@@ -80,17 +80,22 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer; one string may be given for a tuple of one."""
 
+    stop_regex: tuple[str, ...] = ()
+    """Patterns (Python's syntax, see `minisgl.fsm`) that end the answer where the first of them
+    matches, as soon as it does: "[0-9]+" with the first digit.  A match has 1 to 256 characters,
+    and is cut off like a stop string; one string may be given for a tuple of one."""
+
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the answer, besides the model's EOS."""
 
     ignore_eos: bool = False
-    """Go on after EOS; `stop` and `stop_token_ids` still hold."""
+    """Go on after EOS; `stop`, `stop_regex` and `stop_token_ids` still hold."""
 
     skip_special_tokens: bool = True
     """Leave special tokens (<s>, <|im_end|>, ...) out of the text."""
 
     no_stop_trim: bool = False
-    """Keep what ended the answer, stop string or stop token, at the end of its text."""
+    """Keep what ended the answer, stop string, match or stop token, at the end of its text."""
 
     regex: str | None = None
     """The answer matches this pattern, from its first character to its last (Python's syntax, see
@@ -121,7 +126,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # subtle: a frozen dataclass sets its own fields this way, here only, to their one form
-        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop_regex", _strings("stop_regex", self.stop_regex))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "json_schema", _schema(self.json_schema))
@@ -208,14 +214,14 @@ def _is_number(value: object) -> bool:
     return is_number and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _strings(stop: object) -> tuple[str, ...]:
+def _strings(name: str, given: object) -> tuple[str, ...]:
     """None, one string or several -> a tuple."""
-    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    strings = () if given is None else (given,) if isinstance(given, str) else given
     if isinstance(strings, Iterable):
         strings = tuple(strings)
         if all(isinstance(s, str) and s for s in strings):
             return strings
-    raise ValueError(f"stop={stop!r}: give a string or a tuple of strings, none of them empty")
+    raise ValueError(f"{name}={given!r}: give a string or a tuple of strings, none of them empty")
 
 
 def _schema(schema: object) -> object:

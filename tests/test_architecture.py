@@ -19,12 +19,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": set(),
     "parallel": set(),
     "tokenizer": set(),
-    "detokenizer": {"tokenizer"},
     "chat_template": set(),
     "svg": set(),
     "kernels": set(),
     "cache": set(),
     "fsm": set(),
+    "detokenizer": {"tokenizer", "fsm"},
     "media": set(),
     "models": {"kernels", "parallel"},
     "engine": {

@@ -3,6 +3,7 @@ somewhere (see the case numbers)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.detokenizer import Detokenizer, stop_token_ids
+from minisgl.fsm import TooComplexError
 from minisgl.tokenizer import Tokenizer
 from tests import toy_tokenizers as toys
 
@@ -95,6 +97,49 @@ def test_text_ends_at_the_first_stop_string(
     assert (detokenizer.stopped is not None) == any(s in text for s in stops)
     if detokenizer.stopped is not None:
         assert detokenizer.stopped in text
+
+
+@given(
+    text=st.text("ab é🌶", max_size=20),
+    patterns=st.lists(st.sampled_from(["a+ ", "é.", "b(?=a)a", r"\bab", "🌶"]), max_size=2),
+    stop=st.lists(st.text("ab é🌶", min_size=1, max_size=3), max_size=1),
+    keep=st.booleans(),
+)
+def test_text_ends_where_a_pattern_or_a_stop_string_first_matches(
+    text: str, patterns: list[str], stop: list[str], keep: bool, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(text)
+    text = tokenizer.decode(ids)
+    detokenizer = Detokenizer(tokenizer, stop=stop, stop_regex=patterns, no_stop_trim=keep)
+    looked_for = [*map(re.escape, stop), *patterns]
+    places = [
+        (end, start)
+        for end in range(1, len(text) + 1)
+        for start in range(end)
+        if any(re.compile(p).fullmatch(text, start, end) for p in looked_for)
+    ]
+    end, start = min(places, default=(len(text), len(text)))
+    assert "".join(deltas(detokenizer, [[i] for i in ids])) == text[: end if keep else start]
+    assert (detokenizer.stopped in [*stop, *patterns]) == bool(places)
+
+
+def test_patterns_are_looked_for_only_where_it_may_stop(bpe: Tokenizer) -> None:
+    detokenizer = Detokenizer(bpe, stop_regex=["b+c"])
+    assert detokenizer.push(bpe.encode("abcb"), may_stop=False) == "abcb"
+    assert detokenizer.push(bpe.encode("c b")) == "c "
+    assert detokenizer.push(bpe.encode("bcd")) == "" and detokenizer.stopped == "b+c"
+
+
+def test_a_pattern_that_grows_too_complex_is_told_and_the_text_goes_on(
+    bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object) -> None:
+        raise TooComplexError("on purpose")
+
+    monkeypatch.setattr("minisgl.fsm.search.ByteAutomaton.walk", fault)
+    detokenizer = Detokenizer(bpe, stop_regex=["b+c"])
+    assert detokenizer.push(bpe.encode("ab")) == "ab"
+    assert str(detokenizer.fault) == "on purpose"
 
 
 @given(text=st.text("abc 🌶", max_size=40), stop=st.text("abc ", min_size=1, max_size=3))

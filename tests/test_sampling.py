@@ -56,6 +56,8 @@ from minisgl.sampling import SamplingParams
         ("logprobs", True, "0 to 20"),
         ("prompt_logprobs_from", -1, "at least 0"),
         ("prompt_logprobs_from", "0", "whole number"),
+        ("stop_regex", ["a", ""], "none of them empty"),
+        ("stop_regex", 5, "stop_regex=5: give a string"),
         ("namespace", "", "not empty"),
         ("namespace", 1, "string"),
         ("stop", "", "none of them empty"),

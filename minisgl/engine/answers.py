@@ -166,8 +166,10 @@ class Answers:
 
     def _go_on(self, req: Req, text: str) -> None:
         """`text` was added to the answer, which may have come to its end."""
-        constraint = req.constraint
-        if req.detokenizer.stopped is not None:
+        constraint, fault = req.constraint, req.detokenizer.fault
+        if fault is not None:
+            self.fail(req, EngineError(f"a stop_regex of this request grew too complex: {fault}"))
+        elif req.detokenizer.stopped is not None:
             self.finish(req, "stop", req.detokenizer.stopped, text)
         elif constraint is not None and constraint.is_complete:
             self.finish(req, "stop", None, text)

@@ -71,6 +71,7 @@ class Door:
             self.tokenizer,
             skip_special_tokens=params.skip_special_tokens,
             stop=params.stop,
+            stop_regex=params.stop_regex,
             no_stop_trim=params.no_stop_trim,
             continues=True,
         )

@@ -86,7 +86,7 @@ def gen(
         json_schema: the answer is JSON by this schema: a dict, JSON text, a dataclass or a pydantic
             model; the variable is its text.
         **others: the other fields of `SamplingParams`: temperature, top_p, top_k, min_p, seed,
-            frequency_penalty, presence_penalty, repetition_penalty, ignore_eos, ...; and SGLang's
+            frequency_penalty, presence_penalty, repetition_penalty, stop_regex, ...; and SGLang's
             return_logprob, top_logprobs_num, logprob_start_len.
 
     Raises:
@@ -99,10 +99,11 @@ def gen(
         "n": n,
         "stop": stop,
         "stop_token_ids": stop_token_ids,
-        "regex": _checked(regex),
+        "regex": regex,
         "json_schema": json_schema,
         **others,
     }
+    _check_patterns(regex, others.get("stop_regex"))
     given = {name: value for name, value in given.items() if value is not None}
     if choices is not None:
         return _choice(name, choices, choices_method, dtype, given)
@@ -277,13 +278,18 @@ def get_server_info(backend: Any = None) -> dict[str, Any]:
 get_server_args = get_server_info  # its name in SGLang's first versions
 
 
-def _checked(regex: str | None) -> str | None:
-    """Compiled here, so that the line that wrote it is told; the engine finds it compiled."""
-    if isinstance(regex, str):
-        from minisgl.fsm import compile_regex  # with numpy, which a program without one can spare
+def _check_patterns(regex: str | None, stop_regex: str | Sequence[str] | None) -> None:
+    """Compiled here, so that the line that wrote them is told; the engine finds them compiled."""
+    stops = [stop_regex] if isinstance(stop_regex, str) else stop_regex or ()
+    if not isinstance(regex, str) and not stops:
+        return
+    from minisgl.fsm import compile_regex  # with numpy, which a program without one can spare
+    from minisgl.fsm.search import compile_search
 
+    if isinstance(regex, str):
         compile_regex(regex)
-    return regex
+    for pattern in stops:
+        compile_search(pattern)
 
 
 def _choice(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict
 
@@ -21,6 +21,7 @@ class Settings(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Mapping[int, float]
     seed: int
+    stop_regex: str | Sequence[str]
     ignore_eos: bool
     skip_special_tokens: bool
     no_stop_trim: bool

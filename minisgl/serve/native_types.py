@@ -22,7 +22,7 @@ class NativeParams(Strict):
     n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = Field(default=None, description="only an empty one")
+    stop_regex: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -46,8 +46,6 @@ class NativeParams(Strict):
 
     def sampling(self, **more: Any) -> SamplingParams:
         """Of these, and `more`; ValueError for a value that is not allowed."""
-        if self.stop_regex:
-            raise ValueError("stop_regex: not supported; give stop strings, or a regex to follow")
         same = (
             "n stop_token_ids temperature top_p top_k min_p frequency_penalty presence_penalty "
             "repetition_penalty seed ignore_eos regex json_schema json_space "
@@ -55,7 +53,7 @@ class NativeParams(Strict):
         )
         given = {name: getattr(self, name) for name in same.split()}
         given |= {"min_tokens": self.min_new_tokens, "logit_bias": biases(self.logit_bias)}
-        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        stop, patterns = _listed(self.stop), _listed(self.stop_regex)
         if self.dtype is not None:
             if self.regex is not None or self.json_schema is not None:
                 raise ValueError("dtype: give it, a regex or a json_schema, and not two of them")
@@ -65,8 +63,13 @@ class NativeParams(Strict):
             given |= reading.settings
             stop += reading.stop
         given["stop"] = [s for s in dict.fromkeys(stop) if s]
+        given["stop_regex"] = [pattern for pattern in patterns if pattern]
         given = {k: v for k, v in (given | more).items() if v is not None}
         return SamplingParams(max_tokens=self.max_new_tokens, **given)
+
+
+def _listed(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
 
 
 class GenerateRequest(Strict):

@@ -46,6 +46,7 @@ class Sampled(Strict):
     min_p: float | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
+    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -70,7 +71,8 @@ class Sampled(Strict):
             "json_schema json_space namespace"
         )
         given = {name: getattr(self, name) for name in same.split()}
-        given |= {"stop": self.stop or None, "logit_bias": biases(self.logit_bias), **more}
+        given |= {"stop": self.stop or None, "stop_regex": self.stop_regex or None}
+        given |= {"logit_bias": biases(self.logit_bias), **more}
         return SamplingParams(**{k: v for k, v in given.items() if v is not None})
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from minisgl import Completion, Engine, SamplingParams
 from minisgl.engine.engine import EngineError
+from minisgl.fsm import TooComplexError
 from scripts.make_tiny_model import make_tiny_model
 
 # One dtype for one row and for many, so that equal means equal.
@@ -271,6 +274,31 @@ class TestStops:
         assert (out.finish_reason, out.stop_match) == ("stop", stop)
         kept = engine.generate(PROMPTS[2], greedy(12, stop=stop, no_stop_trim=True))
         assert kept.text == whole[: whole.index(stop) + len(stop)]
+
+    def test_a_stop_pattern_over_token_borders(self, engine: Engine) -> None:
+        whole = engine.generate(PROMPTS[2], greedy(12)).text
+        pattern = f"{re.escape(whole[3])}.{{2}}"
+        start = re.search(f"(?s){pattern}", whole).start()  # type: ignore[union-attr]
+        params = greedy(12, stop_regex=("no such text", f"(?s){pattern}"))
+        out = engine.generate(PROMPTS[2], params)
+        assert out.text == whole[:start]
+        assert (out.finish_reason, out.stop_match) == ("stop", f"(?s){pattern}")
+        assert "".join(piece.text for piece in engine.stream(PROMPTS[2], params)) == out.text
+        kept = engine.generate(PROMPTS[2], replace(params, no_stop_trim=True))
+        assert kept.text == whole[: start + 3]
+
+    def test_a_stop_pattern_that_grows_too_complex_ends_its_request_alone(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fault(*_: object) -> None:
+            raise TooComplexError("on purpose")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("minisgl.detokenizer.Search.read", fault)
+            with pytest.raises(EngineError, match="stop_regex of this request grew too complex"):
+                engine.generate(PROMPTS[2], greedy(12, stop_regex=("a",)))
+        engine.check()
+        assert engine.generate(PROMPTS[2], greedy(3)).completion_tokens == 3
 
     @pytest.mark.parametrize("prompt", PROMPTS)
     def test_streamed_pieces_join_to_the_whole(self, engine: Engine, prompt: str) -> None:

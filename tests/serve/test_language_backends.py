@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import minisgl.lang as sgl
+from minisgl import SamplingParams
 from minisgl.lang.backends.engine import EngineBackend
 from tests.serve.common import Running
 
@@ -88,6 +90,28 @@ def test_settings_arrive(server: Running, endpoint: sgl.RuntimeEndpoint) -> None
     for a, b in zip(found.get_meta_info("x"), expected.get_meta_info("x"), strict=True):
         for name in ("input_token_logprobs", "output_token_logprobs"):
             assert [t[1] for t in a[name]] == [t[1] for t in b[name]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_pattern(server: Running, endpoint: sgl.RuntimeEndpoint, stream: bool) -> None:
+    whole = server.engine.generate("Once", SamplingParams(**SETTINGS)).text
+    pattern = re.escape(whole[2:4]) + "(.|\n)"
+
+    @sgl.function
+    def write(s):
+        s += "Once" + sgl.gen("x", stop_regex=pattern)
+
+    openai = sgl.OpenAI(
+        "tiny", is_chat=False, base_url=server.url + "/v1", extensions=True, retries=QUICK
+    )
+    for backend in (EngineBackend(server.engine), endpoint, openai):
+        state = write.run(backend=backend, stream=stream, **SETTINGS)
+        assert state["x"] == whole[: re.search(pattern, whole).start()]
+    plain = sgl.OpenAI("tiny", is_chat=False, base_url=server.url + "/v1", retries=QUICK)
+    with pytest.raises(ValueError, match="stop_regex"):
+        write.run(backend=plain, **SETTINGS)["x"]
+    with pytest.raises(ValueError, match="matches the empty text"):
+        sgl.gen("x", stop_regex=["b", "a*"])
 
 
 def test_openai_s_api_with_extensions(server: Running) -> None:

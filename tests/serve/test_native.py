@@ -227,12 +227,13 @@ PARAMS = {  # a field of sampling_params: its value, and what it becomes
     "json_space": (1, {"json_space": 1}),
     "skip_special_tokens": (False, {"skip_special_tokens": False}),
     "no_stop_trim": (True, {"no_stop_trim": True}),
+    "stop_regex": (["a+", "b"], {"stop_regex": ("a+", "b")}),
     "namespace": ("me", {"namespace": "me"}),
 }
 
 
 def test_every_sampling_param_reaches_the_engine(server: Running) -> None:
-    others = {"stop_regex", "dtype", "spaces_between_special_tokens"}
+    others = {"dtype", "spaces_between_special_tokens"}
     assert set(NativeParams.model_fields) - others == set(PARAMS)
 
     def sent(**params: Any) -> SamplingParams:

@@ -318,6 +318,7 @@ SAME = {  # a field of both bodies: its value, and what it becomes in `SamplingP
     "min_p": (0.1, {"min_p": 0.1}),
     "min_tokens": (1, {"min_tokens": 1}),
     "repetition_penalty": (1.2, {"repetition_penalty": 1.2}),
+    "stop_regex": ("a+", {"stop_regex": ("a+",)}),
     "stop_token_ids": ([9], {"stop_token_ids": (9,)}),
     "ignore_eos": (True, {"ignore_eos": True}),
     "skip_special_tokens": (False, {"skip_special_tokens": False}),

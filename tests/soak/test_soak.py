@@ -39,7 +39,7 @@ THREADS = 40  # that read prompts, started as they are needed
 # Requests before things are counted, while caches fill and pools grow; those after it; and how many
 # MiB more a process may have by then.  Memory that is freed is not always given back, and less and
 # less of it is asked for.
-SIZES = [(64, 256, 256), pytest.param(2000, 8000, 64, marks=pytest.mark.slow)]
+SIZES = [(64, 256, 256), pytest.param(2000, 8000, 128, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from minisgl.sampling import SamplingParams
 _MISSING = (
     "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed",
     "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "regex",
-    "logprobs", "prompt_logprobs_from", "json_space", "namespace",
+    "stop_regex", "logprobs", "prompt_logprobs_from", "json_space", "namespace",
 )  # fmt: skip
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 

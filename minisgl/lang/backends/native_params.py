@@ -47,6 +47,8 @@ def sampling_params(params: SamplingParams, *, is_ours: bool) -> dict[str, Any]:
         sent["json_schema"] = json.dumps(as_schema(params.json_schema))
     if params.stop:
         sent["stop"] = list(params.stop)
+    if params.stop_regex:
+        sent["stop_regex"] = list(params.stop_regex)
     if params.stop_token_ids:
         sent["stop_token_ids"] = list(params.stop_token_ids)
     if params.logit_bias:

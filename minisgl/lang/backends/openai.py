@@ -36,7 +36,7 @@ REASONING = re.compile(r"(o[1-9]|gpt-5)(?!.*chat)")
 
 _EXTENSIONS = (
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
-    "skip_special_tokens", "no_stop_trim", "regex",
+    "skip_special_tokens", "no_stop_trim", "regex", "stop_regex",
 )  # fmt: skip
 _NEVER = ("prompt_logprobs_from", "json_space", "namespace")
 _DRAWING = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias")
