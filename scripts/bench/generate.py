@@ -3,13 +3,15 @@
     python -m scripts.bench.generate                 # batches 1, 8, 32 and a 1,024-token prefill
     python -m scripts.bench.generate --batch 8 --rounds 3 --json out.json
     python -m scripts.bench.generate --llama PYTHON MODEL.gguf       # llama-cpp-python as well
+    python -m scripts.bench.generate --vllm PYTHON                   # vLLM as well
 
 Decode: 256-token prompts, 64 new tokens, greedy; the time of one new token is taken off, so prefill
 does not count.  Prefill: one prompt of 1,024 tokens, one new token.  transformers runs `generate`
 with SDPA in float32, and in bfloat16 where that is not hopeless; the better is the baseline.
 `ceiling` is what the products with the weights alone allow us.  Each engine has a process of its
 own and they take turns; nothing is cached between rounds.  PYTHON is that of an environment with
-llama-cpp-python, MODEL.gguf the same model (scripts/bench/gguf_as.py writes one).
+llama-cpp-python or vLLM (see scripts/bench/peers), MODEL.gguf the same model
+(scripts/bench/gguf_as.py writes one).  vLLM runs in bfloat16 where the processor multiplies it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="auto", help="ours; transformers runs both")
     parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "GGUF"), default=None)
+    parser.add_argument("--vllm", metavar="PYTHON", default=None)
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
 
@@ -64,6 +67,9 @@ def main() -> None:
     if args.llama:
         python, gguf = args.llama
         engines["llama.cpp"] = Contestant("llama.cpp", Path(gguf).resolve(), python)
+    if args.vllm:
+        dtype = "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+        engines["vllm"] = Contestant("vllm", path, args.vllm, dtype)
     tokenizer = Tokenizer(path)
 
     def measure(
@@ -105,8 +111,9 @@ def row(
     cells |= {n: medians.get(n, "-") for n in engines}
     cells["ours / transformers' better"] = median_ratio(results[OURS], results[best])
     cells["ceiling / transformers' better"] = median_ratio(results[CEILING], results[best])
-    if "llama.cpp" in ratio:
-        cells["ours / llama.cpp"] = ratio["llama.cpp"]
+    for name in ("llama.cpp", "vllm"):
+        if name in ratio:
+            cells[f"ours / {name}"] = ratio[name]
     cells["answers equal to float32's"] = f"{sum(same)} of {len(same)}"
     return cells
 
