@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import doctest
 import json
 import re
 import threading
@@ -19,7 +20,7 @@ from minisgl.lang.backends.base import Answer, Backend
 from minisgl.lang.backends.engine import EngineBackend
 from minisgl.lang.context import Context
 from minisgl.sampling import SamplingParams
-from scripts.bench.workloads import WORKLOADS, Job, Size, Workload
+from scripts.bench.workloads import WORKLOADS, Job, Size, Workload, base
 from scripts.bench.workloads.chat import LONG, SHORT
 from scripts.bench.workloads.json_decoding import FACTS
 from scripts.bench.workloads.mmlu import LONGEST
@@ -29,7 +30,7 @@ from scripts.make_tiny_model import make_tiny_model
 LITTLE = 0.02  # scale: one example, answers of a few tokens
 COUNTS = {"generative_agents": 7, "tree_of_thought": 1}  # of programs; else 2
 ANSWERS = {
-    "mmlu": 1, "hellaswag": 1, "react": 3, "generative_agents": 1, "tree_of_thought": 27 * 3,
+    "mmlu": 1, "hellaswag": 1, "react": 3, "generative_agents": 1, "tree_of_thought": 3 + 9 + 27,
     "skeleton_of_thought": 5 + 5, "llm_judge": 6 + 1, "json_decoding": 1, "chat_short": 4,
     "chat_long": 4, "rag": 2,
 }  # fmt: skip
@@ -103,6 +104,11 @@ def test_settings_are_the_papers_at_scale_1() -> None:
     assert settings["chat_short"] == "4 turns, 256 to 512 words, 4 to 8 tokens"
     assert settings["chat_long"] == "4 turns, 256 to 512 words, 256 to 512 tokens"
     assert all(workload.paper.scale == 1.0 for workload in WORKLOADS.values())
+
+
+def test_what_a_docstring_shows() -> None:
+    told = doctest.testmod(base)
+    assert told.attempted and not told.failed
 
 
 def test_jobs_have_the_examples_that_settings_promise() -> None:

@@ -1,9 +1,11 @@
 """The paper's workloads (section 6.1): programs of `minisgl.lang`, with their data.
 
-workload = WORKLOADS["mmlu"]
-jobs = workload.jobs(options.data, 16, 1.0)     # 16 programs, at the paper's lengths
-run = workload.run(backend, jobs)               # seconds, latencies, hit rate, states
-workload.answers(run.states[0])
+    workload = WORKLOADS["mmlu"]
+    jobs = workload.jobs(options.data, 16, 1.0)     # 16 programs, at the paper's lengths
+    run = workload.run(backend, jobs)               # seconds, latencies, hit rate, states
+    workload.answers(run.states[0])
+
+base.py says what these are; each workload is a file, and samples.py a world for those without data.
 """
 
 from __future__ import annotations

@@ -23,19 +23,21 @@ TOKENS = 256
 @sgl.function
 def tree_of_thought(s, question: str):
     s += sgl.user(question) + sgl.assistant("I will plan, solve and check.")
-    leaves = explore(s, LEVELS)
-    return [leaf[name] for leaf in leaves for name, _ in LEVELS]
+    return [node[name] for node, name in explore(s, LEVELS)]
 
 
-def explore(s: sgl.ProgramState, levels: Sequence[tuple[str, str]]) -> list[sgl.ProgramState]:
-    """The leaves of the tree below `s`.  No branch waits for another."""
+def explore(
+    s: sgl.ProgramState, levels: Sequence[tuple[str, str]]
+) -> list[tuple[sgl.ProgramState, str]]:
+    """All nodes below `s`, each with its variable's name.  No branch waits for another."""
     if not levels:
-        return [s]
+        return []
     (name, request), *deeper = levels
     forks = s.fork(BRANCHES)
     forks += lambda i: sgl.user(f"{request} This is your attempt number {i + 1}.")
     forks += sgl.assistant(sgl.gen(name))
-    return [leaf for fork in forks for leaf in explore(fork, deeper)]
+    below = [node for fork in forks for node in explore(fork, deeper)]
+    return [*((fork, name) for fork in forks), *below]
 
 
 def jobs(data: Path | None, count: int, scale: float) -> list[Job]:
