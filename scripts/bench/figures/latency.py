@@ -23,7 +23,6 @@ MEASURE = Measure(
     "Mean latency of a program, seconds",
     lambda run: sum(run.latencies) / len(run.latencies),
     is_time=True,
-    most=3.7,
 )
 
 

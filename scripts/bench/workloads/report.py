@@ -21,13 +21,11 @@ class Measure:
     name: with its unit.
     of: its value in a run.
     is_time: less is better.
-    most: by which the paper's system is better than another.
     """
 
     name: str
     of: Callable[[Run], float]
     is_time: bool
-    most: float
 
     def median(self, outcome: Outcome) -> float | None:
         """Over the rounds; None without any."""
@@ -83,7 +81,6 @@ def result_of(comparisons: Sequence[Comparison], measure: Measure) -> Result:
         charts=[chart],
         notes=[
             *(_summary(name, titles, gains[name]) for name in others),
-            f"The paper's most is {measure.most} times.",
             *(_equality(name, comparisons) for name in others),
             *(note for each in comparisons for name in others for note in _missing(each, name)),
         ],
