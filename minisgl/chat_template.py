@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -185,23 +186,36 @@ class ChatTemplate:
         tokenizer: Encoder,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """The conversation's ids.
+
+        Args:
+            continue_final_message: end with the last message's own last character, so that the
+                model goes on with it; no answer of its own is begun then.
 
         With exactly one BOS if the tokenizer puts one before a text: the template's, or else ours.
         A special token written inside a message ("what does <|im_end|> mean?") or a tool stays
         ordinary text, so that nobody can end their own turn and speak as somebody else.
 
         Raises:
-            ValueError: as `render`.
+            ValueError: as `render`; or the last message, which is to go on, has no text or is not
+                printed.
         """
         quote = _Quote([*messages, *(tools or ())], tokenizer.special_tokens)
+        quoted = quote.quoted[: len(messages)]
+        if continue_final_message and quoted:
+            quoted[-1] = _with_end(quoted[-1], quote.end)
         rendered = self.render(
-            quote.quoted[: len(messages)],
-            add_generation_prompt=add_generation_prompt,
+            quoted,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
             tools=quote.quoted[len(messages) :] or None,
         )
+        if continue_final_message:
+            rendered, found, _ = rendered.rpartition(quote.end)
+            if not found:
+                raise ValueError("the chat template does not print the message that is to go on")
         text, spans = quote.unquote(rendered)
         ids = tokenizer.encode(text, add_special_tokens=False, as_text=spans)
         bos = tokenizer.bos_token_id
@@ -220,8 +234,21 @@ def _text_of(part: Mapping[str, Any]) -> str:
             raise ValueError(f"{part!r} is no part of a message: give a text, an image or a video")
 
 
+def _with_end(message: Message, end: str) -> Message:
+    """The message, with `end` after its text."""
+    match message.get("content"):
+        case str(text):
+            return {**message, "content": text + end}
+        case [*parts, {"type": "text", "text": str(text)}]:
+            return {**message, "content": [*parts, {"type": "text", "text": text + end}]}
+        case _:
+            raise ValueError("the message that is to go on does not end with a text")
+
+
 class _Quote:
     """Special tokens in messages, put between two marks on their way through the template.
+
+    end: a third mark, for where a message ends.
 
     The marks are two of Unicode's noncharacters, which no text is meant to hold; those that these
     messages hold all the same are not used.
@@ -231,7 +258,8 @@ class _Quote:
         longest_first = sorted(special_tokens, key=len, reverse=True)
         self._special = "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
         held = set("".join(_strings(messages)))
-        self._open, self._close = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in held][:2]
+        unused = (c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in held)
+        self._open, self._close, self.end = islice(unused, 3)
         self.quoted: list[Message] = self._quote(list(messages))
 
     def _quote(self, value: Any) -> Any:

@@ -91,6 +91,35 @@ def test_encodes_as_transformers(
     assert template.encode(messages, ours) == expected
 
 
+@pytest.mark.parametrize("text", ["It is ", "It <|im_end|> is", "a\n", "x"])
+@pytest.mark.parametrize("name", ["chatml", "mistral", "generation"])
+def test_a_message_that_goes_on_ends_as_it_is(tmp_path: Path, name: str, text: str) -> None:
+    """`transformers` cuts where the text is found, without blanks at its end if the template cuts
+    those off; ours goes on with just what was written."""
+    toys.byte_level(tmp_path, chat_template=TEMPLATES[name])
+    template, ours, theirs = load(tmp_path)
+    messages = [TURNS[-1], {"role": "assistant", "content": text}]
+    expected = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    ids = template.encode(messages, ours, continue_final_message=True)
+    assert ours.decode(ids, skip_special_tokens=False).strip() == expected.strip()
+    assert ours.decode(ids, skip_special_tokens=False).endswith(text)
+    parts = [TURNS[-1], {"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    assert template.encode(parts, ours, continue_final_message=True) == ids
+
+
+def test_a_message_that_can_not_go_on(tmp_path: Path) -> None:
+    template, ours, _ = make(tmp_path, chat_template=toys.CHATML)
+    for content in (None, [], [{"type": "image"}]):
+        messages = [{"role": "assistant", "content": content}]
+        with pytest.raises(ValueError, match="does not end with a text"):
+            template.encode(messages, ours, continue_final_message=True)
+    silent = ChatTemplate({"chat_template": "Hm."})
+    with pytest.raises(ValueError, match="does not print the message that is to go on"):
+        silent.encode(TURNS, ours, continue_final_message=True)
+    with pytest.raises(ValueError, match="no messages"):
+        template.encode([], ours, continue_final_message=True)
+
+
 def test_date_is_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed(module.datetime):  # type: ignore[name-defined, misc]
         @classmethod

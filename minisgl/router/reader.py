@@ -94,7 +94,7 @@ class Reader:
             plain_message(m, lambda _, source: sources.append(source)) for m in body.messages
         ]
         tools = plain_tools(body.tools or ()) if body.tool_choice != "none" else None
-        ids = self._template.encode(messages, self._encoder, tools=tools)
+        ids = self._template.encode(messages, self._encoder, tools=tools, **body.ending)
         prompt = self._place(body.namespace, ids, sources)
         return Question([prompt], _expected(body.most_tokens, body.n))
 

@@ -55,7 +55,7 @@ class Plan:
                 raise ValueError("json_schema and another form of the answer: give one")
             more["json_schema"] = schema
         params = body.sampling(**more)
-        prompt = chat_prompt.read(self.desk, body.messages, self.tools, self.begun)
+        prompt = chat_prompt.read(self.desk, body, self.tools, self.begun)
         return [(prompt, params)]
 
     def _forced_call(self, style: Style, schema: Any) -> dict[str, Any]:

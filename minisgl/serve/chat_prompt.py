@@ -13,16 +13,14 @@ from typing import Any
 from minisgl import media
 from minisgl.engine.prompt import AnyPrompt, Prompt
 from minisgl.serve.desk import Desk
-from minisgl.serve.openai_types import Message, Part, Tool
+from minisgl.serve.openai_types import ChatRequest, Message, Part, Tool
 
 Take = Callable[[str, str], None]
 """Called with "image" or "video", and where it is."""
 
 
-def read(
-    desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = (), begun: str = ""
-) -> AnyPrompt:
-    """The prompt after which the model answers `messages`; its answer begins with `begun`.
+def read(desk: Desk, body: ChatRequest, tools: Sequence[Tool] = (), begun: str = "") -> AnyPrompt:
+    """The prompt after which the model answers the messages; its answer begins with `begun`.
 
     Raises:
         ValueError: the template refuses them, or has no place for tools or images; an image that
@@ -35,11 +33,11 @@ def read(
         load = media.load_video if kind == "video" else media.load_image
         images.append(load(source, limits=desk.media))
 
-    plain = [plain_message(message, take) for message in messages]
+    plain = [plain_message(message, take) for message in body.messages]
     described = plain_tools(tools)
     if described and template.render(plain, tools=described) == template.render(plain):
         raise ValueError("tools: the model's chat template has no place for them")
-    ids = template.encode(plain, engine.door.encoder, tools=described)
+    ids = template.encode(plain, engine.door.encoder, tools=described, **body.ending)
     if begun:
         ids += engine.tokenizer.encode(begun, add_special_tokens=False)
     return Prompt(ids, images) if images else ids

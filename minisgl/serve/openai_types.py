@@ -172,6 +172,12 @@ class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
+    add_generation_prompt: bool | None = Field(
+        default=None, description="false: the prompt ends with the last message, as it is"
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="the answer goes on with the last message, and repeats none of it"
+    )
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -180,6 +186,15 @@ class ChatRequest(Sampled):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+    @property
+    def ending(self) -> dict[str, bool]:
+        """How the prompt ends, as `ChatTemplate.encode` takes it."""
+        goes_on = bool(self.continue_final_message)
+        if goes_on and self.add_generation_prompt:
+            raise ValueError("add_generation_prompt and continue_final_message: give one of them")
+        begins = self.add_generation_prompt is not False and not goes_on
+        return {"add_generation_prompt": begins, "continue_final_message": goes_on}
 
     @property
     def most_tokens(self) -> int | None:

@@ -114,6 +114,12 @@ def test_prompts_are_read_as_the_engine_reads_them(tiny_model_dir: Path) -> None
             [SYSTEM, {"role": "user", "content": "Hm?"}], engine.door.encoder
         )
         assert read("/v1/chat/completions", messages=messages, max_tokens=5) == ([wanted], 5)
+        begun = [SYSTEM, {"role": "assistant", "content": "It is"}]
+        wanted = engine.chat_template.encode(
+            begun, engine.door.encoder, continue_final_message=True
+        )
+        told = read("/v1/chat/completions", messages=begun, continue_final_message=True)
+        assert told == ([wanted], 128)
         (mine,), _ = read("/v1/completions", prompt="a b", namespace="me")
         assert mine[0] < 0 and mine[1:] == ids("a b")
         assert read("/tokenize", anything=1) == ([], 0)

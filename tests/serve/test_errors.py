@@ -83,6 +83,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "json_schema is missing"),
     (CHAT, {"tool_choice": "required"}, "no tools"),
+    (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "give one of them"),
+    (CHAT, {"messages": [{"role": "assistant"}], "continue_final_message": True}, "with a text"),
     (CHAT, {"functions": []}, "unknown field 'functions'"),
     (GENERATE, {"text": None}, "text or input_ids"),
     (GENERATE, {"input_ids": [1]}, "text or input_ids"),

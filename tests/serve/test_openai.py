@@ -191,6 +191,31 @@ class TestChat:
             ends += [choice.index] if choice.finish_reason else []
         assert texts == [done.text] * 2 and sorted(ends) == [0, 1]
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_the_last_message_may_go_on(self, server: Running, stream: bool) -> None:
+        begun = [*MESSAGES, {"role": "assistant", "content": "Once upon "}]
+        text = server.engine.chat_template.render(begun[:-1]) + "Once upon "
+        ids = server.engine.tokenizer.encode(text, add_special_tokens=False)
+        done = alone(server, ids, max_tokens=8)
+        body = {"messages": begun, "temperature": 0, "max_tokens": 8, "stream": stream}
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+        answer = server.post("/v1/chat/completions", body)
+        if stream:
+            pieces = events(answer.text)
+            said = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
+        else:
+            said = answer.json()["choices"][0]["message"]["content"]
+        assert said == done.text
+
+    def test_no_answer_need_be_begun(self, server: Running) -> None:
+        text = server.engine.chat_template.render(MESSAGES, add_generation_prompt=False)
+        ids = server.engine.tokenizer.encode(text, add_special_tokens=False)
+        body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 8}
+        answer = server.post("/v1/chat/completions", body | {"add_generation_prompt": False})
+        content = answer.json()["choices"][0]["message"]["content"]
+        assert content == alone(server, ids, max_tokens=8).text
+        assert answer.json()["usage"]["prompt_tokens"] == len(ids)
+
     def test_parts_of_text_are_one_message(self, server: Running) -> None:
         parts = [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}]
         said = server.openai.chat.completions.create(
@@ -330,6 +355,7 @@ SAME = {  # a field of both bodies: its value, and what it becomes in `SamplingP
 }
 OWN_TESTS = {"model", "stream", "stream_options", "user", "prompt", "echo", "best_of", "messages"}
 OWN_TESTS |= {"response_format", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs"}
+OWN_TESTS |= {"add_generation_prompt", "continue_final_message"}
 COMPLETIONS: dict[str, Any] = {
     **SAME,
     "max_tokens": (2, {"max_tokens": 2}),
