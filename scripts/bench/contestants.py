@@ -209,11 +209,14 @@ class Vllm:
     """vLLM's offline engine, in this process and without its prefix cache."""
 
     def __init__(self, model: str, dtype: str) -> None:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # before the import
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB
+        # Before the import; see peers/vllm.py.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         from vllm import LLM
 
-        self.engine = LLM(model, dtype=dtype, enable_prefix_caching=False)
+        self.engine = LLM(
+            model, dtype=dtype, enable_prefix_caching=False, kv_cache_memory_bytes=4 << 30
+        )
 
     def generate(self, ids: Ids, new: int) -> Ids:
         from vllm import SamplingParams

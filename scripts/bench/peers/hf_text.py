@@ -1,4 +1,4 @@
-"""Text to ids with a `transformers` tokenizer, as the model wants it; stdlib only."""
+"""What the systems that read a Hugging Face directory share: text to ids, and the dtype."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ class Text:
         bare = self.encode(prompt)
         each = [self.encode(prompt + choice) for choice in choices]
         return each, min(_common(bare, ids) for ids in each)
+
+
+def best_dtype(dtype: str, device: str) -> str:
+    """For "auto" bfloat16 where it is multiplied in hardware, else float32."""
+    import torch
+
+    if dtype != "auto":
+        return dtype
+    has_bfloat16 = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    return "bfloat16" if has_bfloat16 else "float32"
 
 
 def _common(a: list[int], b: list[int]) -> int:

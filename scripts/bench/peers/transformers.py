@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria
 
-from scripts.bench.peers.hf_text import Text
+from scripts.bench.peers.hf_text import Text, best_dtype
 
 BATCH_TOKENS = 16_384  # of one batch, padding included: bounds its memory
 SLACK = 8  # tokens before a stop string's own that are decoded with it
@@ -29,14 +29,6 @@ Row = list[int]
 def version() -> str:
     """Of the package."""
     return transformers.__version__
-
-
-def best_dtype(dtype: str, device: str) -> torch.dtype:
-    """ "auto" is bfloat16 where it is multiplied in hardware, else float32."""
-    if dtype != "auto":
-        return getattr(torch, dtype)
-    has_bfloat16 = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
 class System:
@@ -51,7 +43,7 @@ class System:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.text = Text(self.tokenizer, model)
         self.model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=best_dtype(dtype, device), attn_implementation="sdpa"
+            model, dtype=getattr(torch, best_dtype(dtype, device)), attn_implementation="sdpa"
         )
         self.model = self.model.eval().to(device)
         # Rows end by `Ends`; an EOS here would end those that shall go on after it.

@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Before vLLM is imported.  Its engine here and not in one more process: the two would share cores.
+# Before vLLM is imported.  Its engine here and not in one more process, which would keep a core for
+# itself while it waits; and threads where the system puts them, as for all others.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
+import torch
 import vllm
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from scripts.bench.peers.hf_text import Text
+from scripts.bench.peers.hf_text import Text, best_dtype
+
+CPU_CACHE = 4 << 30  # bytes of KV cache
 
 
 def version() -> str:
@@ -31,7 +35,14 @@ class System:
     features: tuple[str, ...] = ("regex", "score")
 
     def __init__(self, model: str, dtype: str, device: str) -> None:
-        self.engine = LLM(model, dtype=dtype, enable_prefix_caching=True)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.engine = LLM(
+            model,
+            dtype=best_dtype(dtype, device),
+            enable_prefix_caching=True,
+            kv_cache_memory_bytes=CPU_CACHE if device == "cpu" else None,
+        )
         self.text = Text(self.engine.get_tokenizer(), model)
 
     def generate(self, wave: list[dict[str, Any]]) -> list[dict[str, Any]]:
