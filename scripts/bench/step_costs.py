@@ -17,7 +17,7 @@ import numpy as np
 from minisgl import Engine, SamplingParams
 from scripts.bench.steps import StepRecord, Steps
 
-LENGTHS, BATCHES, NEW = (16, 64, 256), (1, 2, 4, 8, 16), 8
+LENGTHS, BATCHES, NEW = (16, 64, 256), (1, 4, 16), 8
 
 
 @dataclass(frozen=True)

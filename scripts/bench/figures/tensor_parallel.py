@@ -103,7 +103,8 @@ def counting(opened: Opener, spoken: dict[str, Spoken]) -> Iterator[System]:
 def run(
     options: Options, names: Sequence[str] = tuple(WORKLOADS), scale: int | None = None
 ) -> Result:
-    if torch.cuda.device_count() < RANKS and not options.real_shapes:
+    has_room = torch.cuda.device_count() >= RANKS or options.real_shapes
+    if options.device == "auto" and not has_room:
         options = replace(options, device="cpu")
     spoken: dict[str, Spoken] = {}
     with tempfile.TemporaryDirectory() as scratch:
