@@ -53,6 +53,41 @@ def test_lpm_reaches_it_where_the_cache_holds_the_longest_prompt_and_no_more(
     assert model.tally.prefilled == distinct_prefixes(batch)
 
 
+@given(bodies=bodies, budget=st.integers(1, 40), data=st.data())
+def test_so_does_any_order_that_walks_the_tree_depth_first(
+    bodies: list[list[int]], budget: int, data: st.DataObject
+) -> None:
+    """The theorem itself: the order is given, and the scheduler keeps it."""
+    letters = {i: place for place, i in enumerate(data.draw(st.permutations(range(3))))}
+    batch = sorted(batch_of(bodies), key=lambda prompt: [letters.get(t, t) for t in prompt])
+    model = PrefixModel(max(map(len, batch)), rows=1, policy="fcfs", prefill_budget=budget)
+    for prompt in batch:
+        model.submit(prompt)
+    model.run()
+    assert model.tally.prefilled == distinct_prefixes(batch)
+
+
+@given(
+    bodies=bodies,
+    policy=st.sampled_from(POLICIES),
+    prefix_cache=st.sampled_from(["tree", "table", "none"]),
+    more=st.integers(0, 40),
+    rows=st.integers(1, 16),
+    budget=st.integers(1, 40),
+)
+def test_nobody_computes_less(
+    bodies: list[list[int]], policy: str, prefix_cache: str, more: int, rows: int, budget: int
+) -> None:
+    batch = batch_of(bodies)
+    slots = max(map(len, batch)) + more
+    settings = {"policy": policy, "prefix_cache": prefix_cache, "prefill_budget": budget}
+    model = PrefixModel(slots, rows=rows, **settings)
+    for prompt in batch:
+        model.submit(prompt)
+    model.run()
+    assert model.tally.prefilled >= distinct_prefixes(batch)
+
+
 def test_first_come_first_served_does_not() -> None:
     families = [[0] * 10, [1] * 10]
     batch = [[*families[i % 2], 100 + i] for i in range(6)]
