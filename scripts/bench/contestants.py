@@ -212,6 +212,7 @@ class Vllm:
         # Before the import; see peers/vllm.py.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
         from vllm import LLM
 
         self.engine = LLM(

@@ -15,10 +15,13 @@ import pytest
 import minisgl.lang as sgl
 from minisgl import Engine
 from minisgl.lang.backends.base import Backend
+from scripts.bench.fsm import HARRY_POTTER
 from scripts.bench.peers import SYSTEMS, open_peer
 from scripts.bench.peers.backend import PeerBackend
+from scripts.bench.peers.gbnf import gbnf
 from scripts.bench.peers.process import PeerError
 from scripts.bench.peers.transformers import batches
+from scripts.bench.workloads.json_decoding import FACTS
 from scripts.make_tiny_model import make_tiny_model
 from tests.engine.common import fp32
 
@@ -29,6 +32,9 @@ PROMPTS = [
     "Once upon a time there was a small engine that read its own code, and understood it. " * 3,
 ]
 CHOICES = [" Paris", " a small engine", " Pa"]
+PATTERN = r'\{"town": "[A-Z][a-z]{2,8}", "is_big": (true|false), "year": [0-9]{4}\}'
+# NAME=PYTHON of peers in environments of their own, parted by spaces; see scripts/bench/peers.
+ELSEWHERE = dict(each.split("=", 1) for each in os.environ.get("MINISGL_PEERS", "").split())
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +145,45 @@ class TestTransformers:
         ]  # fmt: skip
 
 
+class TestGbnf:
+    @staticmethod
+    def as_regex(grammar: str) -> str:
+        """A grammar of one rule as a pattern again: strings are the only difference."""
+        parts = re.findall(r'"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[()|]', grammar.removeprefix("root ::= "))
+        return "".join(
+            re.escape(part[1:-1].encode().decode("unicode_escape")) if part[0] == '"' else part
+            for part in parts
+        )
+
+    @pytest.mark.parametrize(
+        ("pattern", "matches", "others"),
+        [
+            (PATTERN, ['{"town": "Ostra", "is_big": true, "year": 1200}'], ["{}", ""]),
+            (r"(yes|no|maybe)?", ["", "yes", "no", "maybe"], ["yesno", "y"]),
+            (r"[^\]\"a-c]+\.", ["xd.", "é\n."], ["].", "ad.", "."]),
+            (r"(ab|c\d){2,3}x*", ["abab", "c1abc2xx"], ["ab", "abababab"]),
+            (r"[\w\d\s]{1,4}-?.", ["a é-x", "_\n!"], ["-", "a-\n"]),
+            (r"\u4e00{2}[\u4e00-\u9fa5]", ["\u4e00\u4e00\u9fa5"], ["\u4e00\u4e00"]),
+        ],
+    )
+    def test_is_the_same_language(
+        self, pattern: str, matches: list[str], others: list[str]
+    ) -> None:
+        again = self.as_regex(gbnf(pattern))
+        for text in (*matches, *others):
+            assert bool(re.fullmatch(pattern, text)) == (text in matches)
+            assert bool(re.fullmatch(again, text)) == (text in matches), again
+
+    @pytest.mark.parametrize("pattern", [HARRY_POTTER, FACTS])
+    def test_knows_the_workloads_patterns(self, pattern: str) -> None:
+        assert re.compile(self.as_regex(gbnf(pattern)))
+
+    @pytest.mark.parametrize("pattern", ["^a", r"(a)\1", "(?=a)b", r"[\W]"])
+    def test_what_it_has_not_is_refused(self, pattern: str) -> None:
+        with pytest.raises(ValueError, match=r"llama\.cpp's grammars have no such"):
+            gbnf(pattern)
+
+
 class TestWaves:
     def test_two_programs_requests_go_together(self, peer: PeerBackend) -> None:
         peer.linger, peer.most = LONG, 2
@@ -200,11 +245,6 @@ class TestErrors:
             open_peer("transformers", model, dtype="float7")
         with pytest.raises(ValueError, match="device='tpu': give auto, cpu or cuda"):
             open_peer("transformers", model, device="tpu")
-
-
-# NAME=PYTHON of peers in environments of their own, parted by spaces; see scripts/bench/peers.
-ELSEWHERE = dict(each.split("=", 1) for each in os.environ.get("MINISGL_PEERS", "").split())
-PATTERN = r'\{"town": "[A-Z][a-z]{2,8}", "is_big": (true|false), "year": [0-9]{4}\}'
 
 
 @pytest.mark.slow

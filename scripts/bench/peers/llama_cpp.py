@@ -113,13 +113,10 @@ class System:
     def generate(self, wave: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """See `child.System`."""
         jobs = [Job(request, self._encode(request["prompt"])) for request in wave]
-        for job in jobs:
-            if (pattern := job.request["regex"]) is not None:
-                grammar = gbnf(pattern).encode()
-                job.grammar = c.llama_sampler_init_grammar(self._vocab, grammar, b"root")
-                if not job.grammar:
-                    raise ValueError(f"llama.cpp does not understand {grammar.decode()}")
         try:
+            for job in jobs:
+                if (pattern := job.request["regex"]) is not None:
+                    job.grammar = self._grammar(pattern)
             self._run(jobs, max(len(job.ids) + job.request["max_tokens"] for job in jobs))
         finally:
             for job in jobs:
@@ -166,9 +163,13 @@ class System:
         if longest > self._length:
             self._open(-(-longest // 256) * 256)
         waiting = [job for job in jobs if job.unread]
-        while waiting or any(slot.job for slot in self._slots):
-            waiting = [job for job in waiting if not self._place(job)]
-            self._step([slot for slot in self._slots if slot.job])
+        try:
+            while waiting or any(slot.job for slot in self._slots):
+                waiting = [job for job in waiting if not self._place(job)]
+                self._step([slot for slot in self._slots if slot.job])
+        except Exception:
+            self.flush()  # or the jobs that are left would go on with the next wave
+            raise
 
     def _place(self, job: Job) -> bool:
         """Give the job a slot; False if it has to wait for one, or for what it shares."""
@@ -286,6 +287,13 @@ class System:
         ]
 
     # ------------------------------------------------------------------ text
+
+    def _grammar(self, pattern: str) -> Any:
+        grammar = gbnf(pattern).encode()
+        sampler = c.llama_sampler_init_grammar(self._vocab, grammar, b"root")
+        if not sampler:
+            raise ValueError(f"llama.cpp does not understand {grammar.decode()}")
+        return sampler
 
     def _encode(self, text: str) -> list[int]:
         data = text.encode()

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from scripts.bench.peers import threads
+
 # Before vLLM is imported.  Its engine here and not in one more process, which would keep a core for
-# itself while it waits; and threads where the system puts them, as for all others.
+# itself while it waits; and all threads, where the system puts them, as for the others.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", str(threads()))
 
 import torch
 import vllm
