@@ -69,8 +69,10 @@ def work(config: EngineConfig, path: Path, parallel: Parallel, local_rank: int) 
 
 
 def _end_with_rank_0() -> None:
-    """Rank 0 holds the other end of standard input, which ends when rank 0 is closed or gone."""
-    sys.stdin.read()
+    """Rank 0 holds the other end of standard input, which ends when rank 0 is closed or gone.
+    subtle: a buffered read would hold a lock that the interpreter, when it ends, aborts without."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os._exit(0)  # from wherever it waits
 
 

@@ -27,7 +27,8 @@ class SparseMoE(nn.Module):
     """y = Σ weight · expert(x) over the experts that the router picks.  x [T, D] -> [T, D].
 
     Under tensor parallelism each rank holds a slice of every expert's columns, as of an MLP's: all
-    ranks pick the same experts, and their terms are summed once.
+    ranks pick the same experts, and their terms are summed once.  (Why not whole experts:
+    docs/decisions.md.)
     """
 
     def __init__(self, config: ModelConfig, parallel: Parallel) -> None:

@@ -6,6 +6,7 @@ worker can be asked; a stream that is cut after that ends with an error, as one 
     503, the worker is full         the next best worker
     connection refused              another one
     cut before the first byte       another one, once: a request may be what kills workers
+    an error, and it has ended      the same: an engine that dies still says so
     cut later                       {"error": ...}, [DONE]
     nobody left                     503, Retry-After
 """
@@ -117,8 +118,10 @@ class Forwarded(Response):
             if answer.status_code == 503:
                 fleet.balancer.refused(ticket)
                 return False
+            if answer.status_code == 500:
+                await _unless_it_ended(worker)
             if kind.startswith("text/event-stream"):
-                body = await self._stream(answer, ticket, send, number)
+                body = await self._stream(answer, ticket, send, worker)
             else:
                 body = b"".join([piece async for piece in answer.aiter_raw()])
                 await self._begin(answer, send, number)
@@ -136,19 +139,21 @@ class Forwarded(Response):
         return True
 
     async def _stream(
-        self, answer: httpx.Response, ticket: Ticket, send: Send, number: int
+        self, answer: httpx.Response, ticket: Ticket, send: Send, worker: Worker
     ) -> bytes:
         """Send the pieces as they come; returns how it ended."""
         tail = b""
         async for piece in answer.aiter_raw():
             if not self._has_begun:
-                await self._begin(answer, send, number)
+                if piece.startswith(b'data: {"error"'):
+                    await _unless_it_ended(worker)
+                await self._begin(answer, send, worker.number)
                 ticket.answers()
             ticket.wrote(piece.count(b"\n\n"))  # about one token each
             tail = (tail + piece)[-TAIL:]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         if not self._has_begun:
-            await self._begin(answer, send, number)
+            await self._begin(answer, send, worker.number)
         await send({"type": "http.response.body", "body": b""})
         return tail
 
@@ -171,6 +176,16 @@ class Forwarded(Response):
         """subtle: the stream may be cut inside an event, which the first line break ends."""
         words = f"\n\ndata: {dump(error.body())}\n\ndata: [DONE]\n\n"
         await send({"type": "http.response.body", "body": words.encode(errors="replace")})
+
+
+async def _unless_it_ended(worker: Worker) -> None:
+    """Nothing, if `worker` is well, and its error is the answer.
+
+    Raises:
+        httpx.RemoteProtocolError: its engine has died with the request.
+    """
+    if not await worker.is_well():
+        raise httpx.RemoteProtocolError("its engine has ended")
 
 
 def headers_of(given: Mapping[str, str]) -> dict[str, str]:

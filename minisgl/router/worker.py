@@ -92,6 +92,16 @@ class Worker:
             self._is_lost("a connection was refused or cut")
             self._lost.set()
 
+    async def is_well(self) -> bool:
+        """Whether it says so, now."""
+        if self.client is None:
+            return False
+        try:
+            await self._look()
+        except (Lost, httpx.HTTPError):
+            return False
+        return True
+
     async def _join(self) -> None:
         self.url = await self.source.find()
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)

@@ -103,8 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end_with_stdin() -> None:
-    """Whoever started us holds the other end."""
-    sys.stdin.buffer.read()
+    """Whoever started us holds the other end.  subtle: a buffered read would hold a lock that the
+    interpreter, when it ends, aborts without."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)  # at once while the model is loaded; later we drain
 
 

@@ -188,6 +188,37 @@ def test_a_request_that_kills_workers_is_not_sent_to_all_of_them() -> None:
         assert sum(by_worker(*workers)) == 2
 
 
+ENDED = {"error": {"message": "the engine stopped"}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(ENDED, "500 Internal Server Error"),
+        CHUNKED + chunk(b'data: {"error":{"message":"the engine stopped"}}\n\n') + chunk(b""),
+    ],
+    ids=["whole", "stream"],
+)
+def test_an_engine_that_dies_with_a_request_still_says_so(answer: bytes) -> None:
+    """Then its answer is no answer; the error of a worker that goes on is."""
+
+    def die(asked: Asked) -> bytes:
+        workers[0].health = "503 Service Unavailable"
+        return answer
+
+    workers = [FakeWorker(die, reports=False), FakeWorker()]
+    with routing(workers, policy="round-robin", poll_seconds=LONG) as router:
+        router.server.ready.result(LONG)
+        got = router.ask(PREFIX)
+        assert got.json() == {"ok": True} and got.headers["x-worker"] == "1"
+    well = FakeWorker(lambda asked: answer)
+    with routing([well, FakeWorker()], policy="round-robin") as router:
+        router.server.ready.result(LONG)
+        got = router.ask(PREFIX)
+        assert "the engine stopped" in got.text and got.headers["x-worker"] == "0"
+        assert len(well.asked) == 1
+
+
 def test_a_full_worker_passes_on_and_all_full_is_said() -> None:
     def full(asked: Asked) -> bytes:
         return reply({"error": {"message": "full"}}, "503 Service Unavailable", Retry_After="1")
