@@ -104,6 +104,7 @@ class Scheduler:
         self.stuck: list[Req] = []  # too large for the pool even alone, as of the last `next_step`
         self.retractions = 0
         self._is_blocked = False  # the next in line does not fit, and nothing has changed since
+        self._just_left = 0  # cached tokens of those who ended since the last step was planned
         self.left: list[Req] = []  # gave their row back; the model runner forgets them and clears
 
     @property
@@ -139,6 +140,7 @@ class Scheduler:
             self._admit_waiting(budget, extends)
         if self.prefilling and not (decodes or extends or self.stuck):
             self.stuck = list(self.prefilling)  # one alone, whose answer jumped beyond the pool
+        self._just_left = 0
         return Step(decodes, extends)
 
     def _make_room(self) -> bool:
@@ -184,7 +186,7 @@ class Scheduler:
         for req in self.waiting.candidates(self._peek):
             if not self._admit(req):
                 # While others only decode, room shrinks and nothing new is cached: ask no more.
-                self._is_blocked = True
+                self._is_blocked = not self._just_left
                 if not (self.running or self.prefilling):
                     self.stuck = [req]  # not even alone
                 return
@@ -236,13 +238,22 @@ class Scheduler:
         return prompt + max(0, min(self.look_ahead, answer))
 
     def _admit(self, req: Req) -> bool:
-        """Lend `req` its cached prefix and a row, if the rest of its prompt fits."""
+        """Lend `req` its cached prefix and a row, if the rest of its prompt fits.
+
+        While others run, not in place of what somebody left a step ago, who goes on with it more
+        often than not (docs/decisions.md).
+        """
         match = self._match(req)
+        evictable = self.tree.evictable_size
         self.tree.lock(match.node)
+        spared = max(0, self._just_left - (evictable - self.tree.evictable_size))
+        if not (self.running or self.prefilling):
+            spared = 0
         promised = sum(self._promised_to(other) for other in self.prefilling + self.running)
-        if len(req.key) - len(match.slots) + promised > self.room:
+        if len(req.key) - len(match.slots) + promised > self.room - spared:
             self.tree.unlock(match.node)
             return False
+        self._just_left = spared
         req.row = self.req_to_token.alloc_row()
         req.was_admitted = True
         self._lend(req, match)
@@ -341,7 +352,9 @@ class Scheduler:
         if req.row is None:
             self.waiting.remove(req)
             return
+        evictable = self.tree.evictable_size
         self._release(req, keep=keep)
+        self._just_left += max(0, self.tree.evictable_size - evictable)
         (self.running if req in self.running else self.prefilling).remove(req)
 
     def retract(self, req: Req) -> None:

@@ -345,6 +345,51 @@ class TestLeaving:
         assert model.scheduler.pool.available_size == 40
 
 
+class TestPatience:
+    """What somebody left a step ago is not taken from them while others run."""
+
+    def make(self, *, others: bool, newcomer: int) -> tuple[PrefixModel, Req]:
+        """After a step in which one request left 10 of 30 tokens, and a newcomer did not fit."""
+        model = PrefixModel(30, look_ahead=1)
+        model.submit(range(50, 60), 1)
+        if others:
+            model.submit([70, 71], 15)
+        waits = model.submit(range(80, 80 + newcomer), 1)
+        model.step()
+        assert not waits.was_admitted
+        return model, waits
+
+    def test_who_comes_back_within_a_step_finds_it(self) -> None:
+        model, waits = self.make(others=True, newcomer=20)
+        model.step()
+        assert not waits.was_admitted and model.scheduler.room >= 21
+        back = model.submit([*range(50, 60), 0, 60], 1)
+        model.step()
+        assert back.cached_tokens == 10
+
+    def test_if_nobody_does_the_newcomer_waits_for_that_step_only(self) -> None:
+        model, waits = self.make(others=True, newcomer=20)
+        model.step()
+        assert not waits.was_admitted
+        model.step()
+        assert waits.was_admitted
+
+    def test_no_step_stays_empty_for_it(self) -> None:
+        model, waits = self.make(others=False, newcomer=25)
+        model.step()
+        assert waits.was_admitted
+
+    def test_what_was_left_longer_ago_counts_as_room(self) -> None:
+        model = PrefixModel(30, look_ahead=1)
+        model.submit(range(50, 60), 1)
+        model.run()
+        model.submit([70, 71], 15)
+        model.step()
+        newcomer = model.submit(range(80, 100), 1)
+        model.step()
+        assert newcomer.was_admitted
+
+
 class TestCap:
     @pytest.mark.parametrize("cap", [0, 5, 12, 1000])
     def test_no_more_is_kept_than_was_asked_for(self, cap: int) -> None:
