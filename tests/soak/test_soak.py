@@ -1,7 +1,7 @@
 """Thousands of requests over 64 connections, at the server and at the router, one of whose workers
 is killed meanwhile: every request is answered, rightly, and nothing leaks.
 
-The small runs belong to `make test`; the large ones have the marker `slow`.
+A small run of the server belongs to `make test`; the large ones have the marker `slow`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ THREADS = 40  # that read prompts, started as they are needed
 # Requests before things are counted, while caches fill and pools grow; those after it; and how many
 # MiB more a process may have by then.  Memory that is freed is not always given back, and less and
 # less of it is asked for.
-SIZES = [(64, 256, 256), pytest.param(2000, 8000, 128, marks=pytest.mark.slow)]
+SMALL, LARGE = (64, 256, 256), pytest.param(2000, 8000, 128, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def options(model: Path) -> list[str]:
     return given
 
 
-@pytest.mark.parametrize(("warm", "requests", "mib"), SIZES)
+@pytest.mark.parametrize(("warm", "requests", "mib"), [SMALL, LARGE])
 def test_server(model: Path, stock: Stock, warm: int, requests: int, mib: int) -> None:
     with running("minisgl.serve", *options(model)) as program:
         report(crowd(program.port, stock, warm, seed=0))
@@ -80,7 +80,7 @@ def test_server(model: Path, stock: Stock, warm: int, requests: int, mib: int) -
         assert_still_right(program, stock)
 
 
-@pytest.mark.parametrize(("warm", "requests", "mib"), SIZES)
+@pytest.mark.parametrize(("warm", "requests", "mib"), [LARGE])
 def test_router_with_a_worker_that_is_killed(
     model: Path, stock: Stock, warm: int, requests: int, mib: int
 ) -> None:
