@@ -31,7 +31,7 @@ SYSTEMS = {  # name -> module of this package
 
 def threads() -> int:
     """How many of the processor a system is to use where it asks: as many as torch would."""
-    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
 
 
 def open_peer(

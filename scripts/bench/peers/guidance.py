@@ -1,7 +1,8 @@
 """guidance on llama.cpp: grammars by llguidance, and forced text without a pass for each token.
 
 The KV cache of the last text is kept, as far as the next one begins alike.  One request comes after
-another, for guidance has no batches.
+another, for guidance has no batches.  It takes back a prompt's last token where an answer may begin
+within it, so after a space it may say something else than others.
 
 `select` is its own: decoding along the choices, greedily; it scores none.
 """
