@@ -2,7 +2,7 @@
 
     token bytes --> [incomplete character waits] --> [possible stop waits] --> delta
 
-Each token costs the same, however long the text is: nothing is decoded twice.  The deltas join to
+Each token costs the same, however long the text is: nothing is decoded or searched twice.  The deltas join to
 `Tokenizer.decode` of all the ids, cut at the first stop string, or match of a stop pattern.
 """
 
@@ -24,7 +24,7 @@ class Detokenizer:
         stop: texts that end it; the one that is complete first counts, and of several that end at
             the same character the longest.
         stop_regex: patterns whose first match ends it; else as `stop`.
-        no_stop_trim: keep the stop string at the end.
+        no_stop_trim: keep the stop string, or the match, at the end.
         continues: the text goes on from a prompt, so SentencePiece's first space belongs to it.
 
     Attributes:
