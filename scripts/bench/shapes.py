@@ -98,7 +98,7 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """As config.json."""
-        model = "MixtralForCausalLM" if self.experts > 1 else "LlamaForCausalLM"
+        model = self.architecture if self.tower is None else "LlamaForCausalLM"
         text: dict[str, Any] = {
             "architectures": [model],
             "model_type": model.removesuffix("ForCausalLM").lower(),
