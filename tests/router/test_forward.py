@@ -20,6 +20,7 @@ def by_worker(*workers: FakeWorker) -> list[int]:
 
 
 def test_a_prefix_goes_where_it_went_before_and_news_to_whoever_has_none() -> None:
+    """D21, and the next two: to one worker until loads differ; or round robin."""
     workers = [FakeWorker(), FakeWorker()]
     with routing(workers) as router:
         router.server.ready.result(LONG)
@@ -76,8 +77,9 @@ def test_a_batch_goes_as_a_whole() -> None:
 
 
 def test_requests_and_answers_pass_unchanged() -> None:
+    """C7: among them the null of a log-probability that is minus infinity."""
     body = b'{ "text": "a  b",\n "odd": "\xc3\xbc" }'
-    answer = b'{"x":  1, "meta_info": {"prompt_tokens": 9, "cached_tokens": 4}}\n'
+    answer = b'{"x":  null, "meta_info": {"prompt_tokens": 9, "cached_tokens": 4}}\n'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=x\r\nX-Odd: yes\r\n"
     raw = head + b"Content-Length: %d\r\n\r\n" % len(answer) + answer
     worker = FakeWorker(lambda asked: raw)
@@ -140,6 +142,7 @@ def test_a_stream_passes_byte_for_byte_as_it_comes() -> None:
 
 
 def test_a_worker_that_dies_before_the_first_byte_is_replaced() -> None:
+    """D21, and the next three: a dead worker is an error or another answer, and no hang."""
     for end in (lambda asked: None, streaming([], None)):
         workers = [FakeWorker(end), FakeWorker()]
         with routing(workers) as router:
@@ -237,6 +240,7 @@ def test_a_full_worker_passes_on_and_all_full_is_said() -> None:
 
 
 def test_a_client_that_leaves_takes_the_workers_connection_along() -> None:
+    """D18: which the worker hears as an abort, whether its answer has begun or not."""
     left: list[bool] = []
 
     def quiet(asked: Asked) -> None:
