@@ -73,7 +73,6 @@ class Program:
 
     process: Process
     url: str
-    said: list[str]
 
     @property
     def port(self) -> int:
@@ -108,7 +107,7 @@ def running(module: str, *options: str) -> Iterator[Program]:
         else:
             raise AssertionError("".join(said))
         reader.start()
-        yield Program(Process(process.pid), line.strip(), said)
+        yield Program(Process(process.pid), line.strip())
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG) == 0, "".join(said)
     finally:

@@ -94,10 +94,6 @@ class Question:
     method: str = "POST"
     has_key: bool = True
 
-    @property
-    def is_stream(self) -> bool:
-        return "stream" in self.kind
-
     def check(self, told: Told) -> None:
         said = f"{self.kind}: {self.method} {self.path} {self.body[:300]!r}: {told.body[:600]!r}"
         assert told.status == self.status, f"status {told.status}, not {self.status}; {said}"
@@ -294,6 +290,16 @@ def _sampled(engine: Engine) -> Iterator[Question]:
     yield ask("sampled n=2", GENERATE, sampled, text=text,
               sampling_params={**settings, "n": 2, "seed": 7, "temperature": 1})  # fmt: skip
     yield ask("stop", GENERATE, stopped, text=text, sampling_params=_settings(stop=stop))
+    pattern = re.escape(stop[0]) + "(?s:.)"
+
+    def matched(told: Told) -> None:
+        place = re.search(pattern, whole.text)
+        assert place is not None and told.events[-1]["text"] == whole.text[: place.start()]
+
+    yield ask(
+        "stop_regex stream", GENERATE, matched, text=text, stream=True,
+        sampling_params=_settings(stop_regex=[pattern]),
+    )  # fmt: skip
     yield ask("prefill", GENERATE, computed, text=text, sampling_params={"max_new_tokens": 0})
 
 
@@ -312,12 +318,12 @@ def _seeing(engine: Engine, seed: int) -> Iterator[Question]:
         yield ask("image", GENERATE, native, **same)
         yield ask("image stream", GENERATE, stream, **same, stream=True)
 
-    ids = engine.door.encode(chat_text := "USER: <image>\nHm?\nASSISTANT:")
+    ids = engine.door.encode("USER: <image>\nHm?\nASSISTANT:")
     chat = _alone(engine, Prompt(ids, picture(seed)))
     if chat is not None:
 
         def said(told: Told) -> None:
-            assert told.json["choices"][0]["message"]["content"] == chat.text, chat_text
+            assert told.json["choices"][0]["message"]["content"] == chat.text
 
         parts = [
             {"type": "image_url", "image_url": {"url": url_of(seed)}},
@@ -364,6 +370,8 @@ def bad_questions() -> list[Question]:
     add("setting", COMPLETIONS, prompt="a", logit_bias={"999999": 5})
     add("setting", GENERATE, **once, sampling_params={"top_p": 7})
     add("setting", COMPLETIONS, prompt="a", n=0)
+    add("stream", COMPLETIONS, prompt="a", n=0, stream=True)
+    add("stream", GENERATE, **once, sampling_params={"stop_regex": ["a*"]}, stream=True)
     add("too long", GENERATE, text="word " * 2000)
     add("not a token", COMPLETIONS, prompt=[5, 10**9])
     broken = base64.b64encode(base64.b64decode(url_of(1).partition(",")[2])[:200]).decode()
@@ -374,9 +382,6 @@ def bad_questions() -> list[Question]:
     add("image", GENERATE, text=SEEING)
     add("image", GENERATE, text="none", image_data=url_of(1))
     found = [Question(f"bad: {kind}", path, body, _error, 400) for kind, path, body in bodies]
-    streams = [json.dumps({**json.loads(body), "stream": True}).encode()
-               for kind, _, body in bodies if kind == "setting"]  # fmt: skip
-    found += [Question("bad: streams", COMPLETIONS, b, _error, 400) for b in streams if b"pr" in b]
     body = json.dumps({"prompt": "a", "model": "another"}).encode()
     return [
         *found,
