@@ -112,7 +112,7 @@ def measure(
 
     def turn(name: str) -> float:
         with given_back(), closing(SYSTEMS[name](model, new)) as system:
-            # The first call of anything is slower, and a GPU compiles kernels for the shapes it sees.
+            # The first call of anything is slower; a GPU compiles kernels for the shapes it sees.
             system(questions if model.device.type == "cuda" else questions[:2])
             taken = seconds(lambda: answers.update({name: system(questions)}))
             told[name] = system.hit_rate, system.encoded
