@@ -2,8 +2,9 @@
 
     token bytes --> [incomplete character waits] --> [possible stop waits] --> delta
 
-Each token costs the same, however long the text is: nothing is decoded or searched twice.  The deltas join to
-`Tokenizer.decode` of all the ids, cut at the first stop string, or match of a stop pattern.
+Each token costs the same, however long the text is: nothing is decoded or searched twice.  The
+deltas join to `Tokenizer.decode` of all the ids, cut at the first stop string, or match of a stop
+pattern.
 """
 
 from __future__ import annotations
