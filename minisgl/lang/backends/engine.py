@@ -101,8 +101,13 @@ class EngineBackend(Backend):
         return inside, await self._score(alone, 0, context.namespace)
 
     async def cache_prefix(self, context: Context) -> None:
-        """See `Backend`."""
-        await self.generate(context, SamplingParams(max_tokens=0, namespace=context.namespace))
+        """See `Backend`.  Without the last token of a text, which is another one as often as not
+        once something follows: two line breaks are one token, and two before a word."""
+        prompt = await asyncio.to_thread(self._prompt, context)
+        if not isinstance(prompt, Prompt):
+            prompt = prompt[:-1] or prompt
+        params = SamplingParams(max_tokens=0, namespace=context.namespace)
+        await self.engine.agenerate(prompt, params)
 
     def flush_cache(self) -> bool:
         """See `Backend`."""

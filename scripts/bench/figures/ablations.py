@@ -75,7 +75,7 @@ class Case:
 CASES = (
     Case("llm_judge", Size(25, 0), Size(6, 0, 0.15), Size(3, 0, 0.04), 0.25),
     Case("tree_of_thought", Size(32, 0), Size(4, 0, 0.06), Size(1, 0, 0.01), 0.25),
-    Case("mmlu", Size(400, 0), Size(48, 0), Size(16, 0, 0.6), 0.5),
+    Case("mmlu", Size(400, 0), Size(48, 0), Size(16, 0, 0.6), 0.75),
     Case("chat_short", Size(20, 0), Size(12, 0, 0.25), Size(6, 0, 0.1), 0.5),
 )
 
