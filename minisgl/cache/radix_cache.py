@@ -246,6 +246,11 @@ class RadixCache:
         node, same, matched = self._walk(tuple(tokens), namespace, self.root)
         return Peek(matched, node, same == len(node.key))
 
+    def touch(self, found: Peek) -> None:
+        """What a look found counts as just used, if it is still there."""
+        if self._is_live(found.node):
+            self._stamp(found.node)
+
     def drop(self, node: TreeNode) -> list[int]:
         """Forget `node`, then whatever leads to it alone, as far as nothing is locked; the slots.
 

@@ -25,7 +25,7 @@ from minisgl.cache.radix_cache import Match, Peek, RadixCache
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.cache.table_cache import TableCache
 from minisgl.engine.req import Req
-from minisgl.engine.waiting import WaitingQueue
+from minisgl.engine.waiting import WINDOW, WaitingQueue
 
 CACHES = {"tree": RadixCache, "table": TableCache, "none": RadixCache}  # the last stays empty
 PROMPT_ROWS = 512  # of logits of prompts in one step: each row is a vocabulary of floats
@@ -312,6 +312,10 @@ class Scheduler:
     def _alloc(self, n: int) -> list[int]:
         short = n - self.pool.available_size
         if short > 0:
+            # What somebody waits to use goes last; of that, what the earliest arrival does.
+            for req in reversed(list(self.waiting)[:WINDOW]):
+                if req.peek is not None:
+                    self.tree.touch(req.peek)
             self.pool.free(self.tree.evict(short))
         return self.pool.alloc(n)
 

@@ -68,6 +68,15 @@ class RadixAgainstDict(RuleBasedStateMachine):
         assert found.num_tokens == expected
         self.looks[namespace, tokens] = found
 
+    @rule(tokens=sequences, namespace=namespaces)
+    def touch(self, tokens: tuple[int, ...], namespace: str | None) -> None:
+        """A use of the whole node in which the look ended."""
+        found = self.cache.peek(tokens, namespace)
+        self.cache.touch(found)
+        on_path = tuple(token for step in found.node.path() for token in step.key)
+        assert on_path[: found.num_tokens] == tokens[: found.num_tokens]
+        self.use(prefixes_of(on_path, namespace))
+
     @invariant()
     def an_earlier_look_is_never_out_of_date(self) -> None:
         for (namespace, tokens), last in self.looks.items():

@@ -345,6 +345,25 @@ class TestLeaving:
         assert model.scheduler.pool.available_size == 40
 
 
+class TestEviction:
+    @pytest.mark.parametrize(("policy", "oldest_stays"), [("lpm", True), ("fcfs", False)])
+    def test_what_somebody_waits_for_goes_last(self, policy: str, oldest_stays: bool) -> None:
+        """Of three cached prompts nobody waits for the latest; only `lpm` looks who does."""
+        model = PrefixModel(50, look_ahead=1, policy=policy)
+        for first in (50, 70, 30):
+            model.submit(range(first, first + 10), 1)
+            model.run()
+        model.submit([90, 91], 25)
+        model.step()
+        first = model.submit([*range(70, 80), *range(38)], 1)  # there is no room for it
+        second = model.submit([*range(50, 58), 0], 1)
+        for _ in range(20):  # until the answer needs more slots
+            model.step()
+        assert not first.was_admitted and not second.was_admitted
+        held = {n: model.scheduler.tree.peek(range(n, n + 10)).num_tokens for n in (50, 70, 30)}
+        assert held == {50: 10 * oldest_stays, 70: 10, 30: 10 * (not oldest_stays)}
+
+
 class TestPatience:
     """What somebody left a step ago is not taken from them while others run."""
 
