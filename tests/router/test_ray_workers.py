@@ -48,10 +48,13 @@ def workers_of(ray: ModuleType | TinyRay | None) -> Iterator[ModuleType]:
     name = "minisgl.router.ray_workers"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", ray)
+        # subtle: pytest, looking for doctests, leaves half a module here where it can't import ray
+        sys.modules.pop(name, None)
         try:
             yield importlib.import_module(name)
         finally:
-            del sys.modules[name], minisgl.router.ray_workers  # type: ignore[attr-defined]
+            sys.modules.pop(name, None)
+            vars(minisgl.router).pop("ray_workers", None)
 
 
 @pytest.fixture
