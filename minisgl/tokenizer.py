@@ -172,7 +172,10 @@ class Tokenizer:
             raise ValueError(f"token id {token_id}: ids begin at 0")
         if token_id in self._added:
             return self._added[token_id].encode()
-        token = self._tokenizer.id_to_token(token_id)
+        try:
+            token = self._tokenizer.id_to_token(token_id)
+        except OverflowError:  # no vocabulary is that large
+            token = None
         return b"" if token is None else self.spelling.bytes_of(token)
 
     # ------------------------------------------------------------------ loading

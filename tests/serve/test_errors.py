@@ -44,6 +44,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["a", ""]}, "empty"),
     (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
     (COMPLETIONS, {"prompt": [999999]}, "token id 999999 is not in the vocabulary"),
+    (COMPLETIONS, {"prompt": [2**70]}, f"token id {2**70} is not in the vocabulary"),
     (COMPLETIONS, {"prompt": [-1]}, "token id -1"),
     (COMPLETIONS, {"prompt": "word " * 600}, "context holds 512"),
     (COMPLETIONS, {"prompt": None}, "prompt"),
