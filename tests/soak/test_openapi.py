@@ -31,7 +31,7 @@ CHECKS = (
 
 @pytest.mark.slow
 @pytest.mark.skipif(PROGRAM is None, reason="schemathesis is not installed")
-def test_the_server_is_what_its_description_says(tiny_model_dir: Path) -> None:
+def test_the_server_is_what_its_description_says(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert PROGRAM is not None
     options = ("--dtype=float32", "--kv-tokens=2000", "--context-length=128")
     with running("minisgl.serve", f"--model={tiny_model_dir}", *options) as server:
@@ -44,6 +44,7 @@ def test_the_server_is_what_its_description_says(tiny_model_dir: Path) -> None:
             ],
             capture_output=True,
             text=True,
+            cwd=tmp_path,  # where it notes what failed
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         server.get("/health")  # and it still answers
