@@ -164,7 +164,9 @@ class Tokenizer:
         """
         known = self._bytes.get(token_id)
         if known is None:
-            known = self._bytes[token_id] = self._bytes_of(token_id)
+            known = self._bytes_of(token_id)
+            if known:  # whoever asks may name any number: those without a token are not remembered
+                self._bytes[token_id] = known
         return known
 
     def _bytes_of(self, token_id: int) -> bytes:

@@ -78,7 +78,10 @@ def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
 
 def test_ids_outside_the_vocabulary(tokenizer: Tokenizer) -> None:
     beyond = tokenizer.vocab_size + 5  # a model's vocabulary is often padded
-    assert tokenizer.token_bytes(beyond) == b""
+    remembered = len(tokenizer._bytes)
+    for number in (beyond, 2**40, 2**70):  # whatever a client calls a token
+        assert tokenizer.token_bytes(number) == b""
+    assert len(tokenizer._bytes) == remembered
     hi = tokenizer.encode("Hi")
     assert tokenizer.decode([*hi, beyond]) == tokenizer.decode(hi)
     with pytest.raises(ValueError, match="-1"):

@@ -53,8 +53,10 @@ class Plan:
         for prompt in _as_list(body.prompt):
             ids = engine.door.encode(prompt) if isinstance(prompt, str) else prompt
             self.prompts.append(ids)
-            text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
-            self.echoes.append(text if body.echo else "")
+            echo = ""
+            if body.echo:
+                echo = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
+            self.echoes.append(echo)
         return [(ids, params) for ids in self.prompts]
 
     def chosen(self, done: list[Completion]) -> list[Completion]:
