@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,23 +119,12 @@ def measure(case: Case, size: Size, options: Options) -> Measured:
         expected = answers(workload, workload.run(roomy, jobs))
     settings["kv_tokens"] = part_of_tree(requests, case.share)
     runs: dict[str, list[Run]] = {name: [] for name in VARIANTS}
-    with ExitStack() as stack:
-        full = stack.enter_context(sgl.Runtime(options.model, **settings))
-        systems = {
-            name: System(
-                name,
-                stack.enter_context(sgl.Runtime(options.model, **settings, **variant.engine))
-                if variant.engine
-                else full,
-                variant.language,
-            )
-            for name, variant in VARIANTS.items()
-        }
-        if has_gpu(options):  # the first run compiles kernels for the shapes
-            for system in systems.values():
-                system.run(workload, jobs)
-        for _ in range(options.rounds):
-            for name, system in systems.items():
+    for _ in range(options.rounds):
+        for name, variant in VARIANTS.items():  # one engine at a time: a laptop holds no more
+            with sgl.Runtime(options.model, **settings, **variant.engine) as runtime:
+                system = System(name, runtime, variant.language)
+                if has_gpu(options):  # the first run compiles kernels for the shapes
+                    system.run(workload, jobs)
                 runs[name].append(system.run(workload, jobs))
     return Measured(workload, size, settings["kv_tokens"], hit_rates(requests)[1], expected, runs)
 
