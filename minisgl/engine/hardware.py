@@ -15,12 +15,12 @@ from minisgl.config import EngineConfig
 class Placement:
     """Where and in what numbers a model runs.
 
-    half_rows: single rows are multiplied by bfloat16 copies of float32 weights.
+    half_weights: float32 weights are multiplied as float16 (kernels/cpu_linear.py).
     """
 
     device: torch.device
     dtype: torch.dtype
-    half_rows: bool
+    half_weights: bool
     notice: str | None = None
 
 
@@ -32,7 +32,7 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
     On a GPU: the checkpoint's half precision, bfloat16 for float32; on parts without bfloat16,
     float16 instead, with a notice.
     On a CPU: bfloat16 where the processor multiplies it in hardware; elsewhere float32, with
-    bfloat16 copies of the weights for single rows.
+    the weights of linear layers in float16.
 
     Raises:
         ValueError: a GPU is asked for and there is none, or not so many.
@@ -48,16 +48,16 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
             return Placement(
                 device,
                 torch.float16,
-                half_rows=False,
+                half_weights=False,
                 notice="this GPU has no bfloat16: running in float16",
             )
-        return Placement(device, dtype, half_rows=False)
+        return Placement(device, dtype, half_weights=False)
     cpu = torch.device("cpu")
     if asked is not None:
-        return Placement(cpu, asked, half_rows=False)
+        return Placement(cpu, asked, half_weights=False)
     if cpu_multiplies_bfloat16():
-        return Placement(cpu, torch.bfloat16, half_rows=False)
-    return Placement(cpu, torch.float32, half_rows=True)
+        return Placement(cpu, torch.bfloat16, half_weights=False)
+    return Placement(cpu, torch.float32, half_weights=True)
 
 
 def _gpu(tp_size: int, local_rank: int) -> torch.device:

@@ -75,7 +75,7 @@ def load_share(
         dtype=dtype,
         device=device,
         max_len=context_length,
-        half_rows=placement.half_rows,
+        half_weights=placement.half_weights,
         parallel=parallel,
         progress=progress,
         dummy=settings.is_dummy,

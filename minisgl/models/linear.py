@@ -32,11 +32,11 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: CPULinear | None = None
 
-    def pack(self, *, half_rows: bool) -> None:
+    def pack(self, *, half_weights: bool) -> None:
         """Lay the loaded weight out for the CPU (see kernels/cpu_linear.py), and forget it as it
         was; no-op under Triton."""
         if not use_triton(self.weight):
-            self.packed = CPULinear(self.weight.data, half_rows=half_rows)
+            self.packed = CPULinear(self.weight.data, half_weights=half_weights)
             del self.weight  # an embedding that it is tied to keeps it
 
     @property

@@ -42,12 +42,12 @@ class SparseMoE(nn.Module):
         self.experts_per_token = config.experts_per_token
         self.parallel = parallel
 
-    def pack(self, *, half_rows: bool) -> None:
+    def pack(self, *, half_weights: bool) -> None:
         """Lay the loaded weights out for the CPU, and forget them as they were, as `Linear.pack`
         does; no-op under Triton."""
         if not use_triton(self.router):
-            gate_up = [CPULinear(w, half_rows=half_rows) for w in self.gate_up.data]
-            down = [CPULinear(w, half_rows=half_rows) for w in self.down.data]
+            gate_up = [CPULinear(w, half_weights=half_weights) for w in self.gate_up.data]
+            down = [CPULinear(w, half_weights=half_weights) for w in self.down.data]
             self.packed = gate_up, down
             del self.gate_up, self.down
 

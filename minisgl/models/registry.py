@@ -57,14 +57,14 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     max_len: int,
-    half_rows: bool = False,
+    half_weights: bool = False,
     parallel: Parallel | None = None,
     progress: bool = True,
     dummy: bool = False,
 ) -> nn.Module:
     """The model in `path`, weights loaded, on `device` in `dtype`, ready for `ForwardBatch`es.
 
-    `half_rows` (CPU, float32 only): multiply single rows by a bfloat16 copy of each weight.
+    `half_weights` (CPU, float32 only): linear layers keep theirs in float16.
     `dummy`: its weights are drawn, and none are read.
 
     Raises:
@@ -97,5 +97,5 @@ def load_model(
             load_weights(model.vision_tower, resolve_model(model.config.tower), progress=progress)
     for module in decoder.modules():
         if isinstance(module, Linear | SparseMoE):
-            module.pack(half_rows=half_rows)
+            module.pack(half_weights=half_weights)
     return model.eval()

@@ -30,7 +30,7 @@ def main() -> None:
         copies = max(2, int(200e6 / (4 * k * n)))  # more than the caches hold, as in a model
         weights = [torch.randn(n, k) for _ in range(copies)]
         packed = [CPULinear(w) for w in weights]
-        half = [CPULinear(w, half_rows=True) for w in weights]
+        half = [CPULinear(w, half_weights=True) for w in weights]
         for m in (1, 8, 32):
             x = torch.randn(m, k)
 
@@ -47,7 +47,7 @@ def main() -> None:
                     "rows": m,
                     "F.linear float32, µs": us["F.linear"],
                     "packed, times as fast": us["F.linear"] / us["packed"],
-                    "with half_rows": us["F.linear"] / us["half"],
+                    "with half_weights": us["F.linear"] / us["half"],
                 }
             )
     report(Table.of(rows, "A linear layer on the CPU (medians)"), out=args.json)

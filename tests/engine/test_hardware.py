@@ -40,7 +40,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 def test_placement(monkeypatch, gpu, bf16, settings, checkpoint, expected) -> None:
     on(monkeypatch, gpu=gpu, bf16=bf16)
     got: Placement = place(EngineConfig(**settings), checkpoint)
-    assert (got.device, got.dtype, got.half_rows) == expected
+    assert (got.device, got.dtype, got.half_weights) == expected
     assert (got.notice is not None) == (gpu == (7, 5))
 
 
