@@ -49,7 +49,8 @@ def make_runner(
         dtype = share.placement.dtype
         # As many bytes as the pool, whose numbers may be narrower.
         budget = pool.num_slots * pool.layers[0].itemsize // dtype.itemsize
-        workspace = DecodeWorkspace(pool.layers, budget, dtype)
+        group = share.config.num_heads // share.config.num_kv_heads
+        workspace = DecodeWorkspace(pool.layers, budget, dtype, group)
     graphs = None
     if config.cuda_graphs and share.placement.device.type == "cuda":
         graphs = CudaGraphRunner(net, pool, share.req_to_token.table, config.max_running)

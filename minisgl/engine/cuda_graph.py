@@ -136,7 +136,6 @@ class CudaGraphRunner:
                 logit_rows=None,
                 pool=self.pool.layers,
                 req_to_token=self.table,
-                num_decode=len(ids),
                 num_paged=len(ids),
                 decode_rows=rows,
                 decode_seq_lens=seq_lens,

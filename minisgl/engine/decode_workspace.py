@@ -1,9 +1,10 @@
 """Running requests' keys and values once more, contiguous: what a CPU decodes from.
 
 The pool of single-token slots stays the source of truth; a request that starts to decode is
-gathered from it once into a row of a slab, and each step appends one token to the row.  Slabs have
-capacities 256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long
+gathered from it once into a row of a slab, and each step appends its new tokens to the row.  Slabs
+have capacities 256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long
 request pays for its own length and nobody else's, and the rows of a slab are one batched product.
+A request that jumps forward appends several tokens, as a product of its own.
 
     slab of capacity C, one tensor per layer:  [2 (K, V), rows, KV, C, D]        (slab.py)
 
@@ -20,8 +21,7 @@ fit decodes from the pool.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -29,47 +29,35 @@ import torch
 from minisgl.cache.tree_node import TreeNode
 from minisgl.engine.segments import Segment
 from minisgl.engine.slab import Slab
-from minisgl.kernels.slab_attention import (
-    merge,
-    shared_attention,
-    slab_attention,
-    slab_attention_lse,
-)
+from minisgl.engine.slab_part import Part
+from minisgl.kernels.slab_attention import merge, shared_attention
 
 FIRST_CAPACITY = 256
 
 Owner = TypeVar("Owner", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class SlabPlan(Generic[Owner]):
-    """One slab in one step."""
-
-    slab: Slab[Owner]
-    start: int  # its n requests are rows [start, start + n) of the step's queries
-    longest: int
-    target: torch.Tensor  # [n · 2 · KV]: where the new K and V heads go
-    mask: torch.Tensor | None  # [n · KV, 1, longest], added to the scores; None: equally long
-
-
 class DecodeWorkspace(Generic[Owner]):
     """Slabs of growing capacity, shared segments, and which request sits where.
 
     `arrange()` when a request starts or stops decoding; one step is `plan()` then, for every layer,
-    `attend()`.  `plan` says in which order the requests' query rows must come.
+    `attend()`.  `plan` says in which order the tokens must come.
     """
 
-    def __init__(self, pool: list[torch.Tensor], budget: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, pool: list[torch.Tensor], budget: int, dtype: torch.dtype, group: int
+    ) -> None:
         self.pool = pool  # per layer [S, 2, KV, D]
         self.budget = budget
         self.dtype = dtype  # of activations: rows are kept as the products take them
+        self.group = group  # query heads of a KV head
         self.slabs: dict[int, Slab[Owner]] = {}
         self.place: dict[Owner, Slab[Owner]] = {}
         self.first: dict[Owner, int] = {}  # position of the first token in the owner's row
         self.segments: list[Segment[Owner]] = []  # outermost first
         self.shared: dict[tuple[int, TreeNode], list[torch.Tensor]] = {}  # their K and V, by `key`
-        self._slab_plans: list[SlabPlan[Owner]] = []
-        # per segment: its layers, and its members' rows of the step's queries (None: all of them)
+        self._parts: list[Part[Owner]] = []
+        # per segment: its layers, and its members' tokens of the step (None: all of them)
         self._shared_plans: list[tuple[list[torch.Tensor], torch.Tensor | None]] = []
 
     @property
@@ -86,7 +74,8 @@ class DecodeWorkspace(Generic[Owner]):
     ) -> None:
         """Seat every request that fits, with `segments` held once for all of their members.
 
-        slots: of every request that decodes, where its tokens are in the pool, [kv_len] integers.
+        slots: of every request that decodes, or is to keep the row that it has, where its tokens
+        are in the pool, [kv_len] integers.
         segments: outermost first, as `find_segments` gives them.  What stays as it was is not
         copied again.
         """
@@ -129,59 +118,58 @@ class DecodeWorkspace(Generic[Owner]):
     def scrub(self, owner: Owner) -> None:
         """Zero `owner`'s row, if there is one: it holds NaN, and its next owner would read that as
         hidden keys, which are multiplied by 0."""
-        slab = self.place.get(owner)
-        if slab is not None:
-            row = slab.owners.index(owner)
-            for layer in slab.layers:
+        if owner in self:
+            row = self._row(owner)
+            for layer in self.place[owner].layers:
                 layer[:, row] = 0
 
-    def plan(self, owners: Sequence[Owner]) -> list[Owner]:
-        """Make room for one more token of each of `owners`; their order in the coming step.
+    def plan(self, decodes: Collection[Owner], extends: Mapping[Owner, range]) -> list[Owner]:
+        """Make room for one more token of each of `decodes`, and for the tokens at the positions
+        that `extends` gives; whose tokens `attend` is to get, in order.
 
-        Every owner that has a row must be among `owners`; those without one are left out, and so is
-        one that outgrew its slab and found no larger room (it then decodes from the pool).
+        A row is first cut to where its extend begins.  Those without a row are left out, and so is
+        one that finds no larger room (it then reads the pool).  Whoever else has a row keeps it.
         """
-        for owner in owners:
-            slab = self.place.get(owner)
-            if slab is not None and slab.lengths[slab.owners.index(owner)] == slab.capacity:
-                self._move_up(owner, slab)
-        self._slab_plans = []
-        order: list[Owner] = []
+        for owner, positions in extends.items():
+            self._cut(owner, positions.start)
+        for owner in decodes:
+            self._make_room(owner, 1)
+        for owner, positions in extends.items():
+            self._make_room(owner, len(positions))
+
+        self._parts, total = [], 0
+        tokens: dict[Owner, range] = {}  # of the step
         for slab in self.slabs.values():
-            if slab.owners:
-                self._slab_plans.append(self._plan_slab(slab, len(order)))
-                order += slab.owners
-                slab.lengths = [length + 1 for length in slab.lengths]
-        self._shared_plans = []
-        at = {owner: i for i, owner in enumerate(order)}
-        for segment in self.segments:
-            rows = [at[m] for m in segment.members if m in at]
+            rows = [i for i, owner in enumerate(slab.owners) if owner in decodes]
             if rows:
-                members = None if len(rows) == len(order) else torch.tensor(rows)
+                self._parts.append(Part.decode(slab, rows, total))
+                tokens |= {slab.owners[row]: range(i, i + 1) for i, row in enumerate(rows, total)}
+                total += len(rows)
+        for owner, positions in extends.items():
+            if owner in self:
+                slab, row, n = self.place[owner], self._row(owner), len(positions)
+                self._parts.append(Part.extend(slab, row, total, n, self.group))
+                tokens[owner] = range(total, total + n)
+                total += n
+        for owner, its in tokens.items():
+            self.place[owner].lengths[self._row(owner)] += len(its)
+
+        self._shared_plans = []
+        for segment in self.segments:
+            among = [i for member in segment.members for i in tokens.get(member, ())]
+            if among:
+                members = None if len(among) == total else torch.tensor(among)
                 self._shared_plans.append((self.shared[segment.key], members))
-        return order
+        return list(tokens)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor, scale: float) -> torch.Tensor:
-        """q [B, H, D], kv [B, 2, KV, D] in `plan`'s order -> [B, H, D]."""
+        """q [W, H, D], kv [W, 2, KV, D] of the W tokens in `plan`'s order -> [W, H, D]."""
         if self.pool[0].dtype != self.dtype:
             kv = kv.to(self.pool[0].dtype).to(self.dtype)  # rounded as in the pool
-        outs, lses = [], []
-        for p in self._slab_plans:
-            n, D = len(p.slab.owners), p.slab.head_dim
-            data = p.slab.layers[layer]
-            stop = p.start + n
-            data.view(-1, D).index_copy_(0, p.target, kv[p.start : stop].reshape(-1, D))
-            k, v = data.view(2, -1, p.slab.capacity, D)[:, : n * p.slab.num_kv_heads, : p.longest]
-            if self._shared_plans:
-                out, lse = slab_attention_lse(q[p.start : stop], k, v, p.mask, scale)
-                lses.append(lse)
-            else:
-                out = slab_attention(q[p.start : stop], k, v, p.mask, scale)
-            outs.append(out)
-        o = outs[0] if len(outs) == 1 else torch.cat(outs)
         if not self._shared_plans:
-            return o
-        lse = lses[0] if len(lses) == 1 else torch.cat(lses)
+            return _cat([part.attend(layer, q, kv, scale) for part in self._parts])
+        results = [part.attend_lse(layer, q, kv, scale) for part in self._parts]
+        o, lse = _cat([o for o, _ in results]), _cat([lse for _, lse in results])
         for layers, members in self._shared_plans:
             k, v = layers[layer]
             if members is None:
@@ -192,6 +180,40 @@ class DecodeWorkspace(Generic[Owner]):
                 o.index_copy_(0, members, merged[0])
                 lse.index_copy_(0, members, merged[1])
         return o
+
+    def _row(self, owner: Owner) -> int:
+        return self.place[owner].owners.index(owner)
+
+    def _cut(self, owner: Owner, position: int) -> None:
+        """The tokens from `position` on are others now; if the row can't end there, it goes."""
+        if owner not in self:
+            return
+        length, lengths = position - self.first[owner], self.place[owner].lengths
+        if 0 <= length <= lengths[row := self._row(owner)]:
+            lengths[row] = length
+        else:
+            self.leave(owner)
+
+    def _make_room(self, owner: Owner, count: int) -> None:
+        """`owner` moves up if its slab has no room for `count` more tokens, or else leaves."""
+        if owner not in self:
+            return
+        slab, row = self.place[owner], self._row(owner)
+        needed = slab.lengths[row] + count
+        if needed <= slab.capacity:
+            return
+        capacity = slab.capacity
+        while capacity < needed:
+            capacity *= 2
+        if self.used - slab.capacity + capacity > self.budget:
+            self.leave(owner)
+            return
+        n, larger = slab.lengths[row], self._slab(capacity)
+        target_row = larger.add(owner, n)
+        for target, source in zip(larger.layers, slab.layers, strict=True):
+            target[:, target_row, :, :n] = source[:, row, :, :n]
+        self.place[owner] = larger
+        slab.remove(row)
 
     def _seat(self, owner: Owner, slots: torch.Tensor, first: int, slab: Slab[Owner]) -> None:
         """Copy the tokens from position `first` on into a row."""
@@ -204,46 +226,20 @@ class DecodeWorkspace(Generic[Owner]):
     def _gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
         return [_read(layer, slots).to(self.dtype).contiguous() for layer in self.pool]
 
-    def _plan_slab(self, slab: Slab[Owner], start: int) -> SlabPlan[Owner]:
-        n, KV, C = len(slab.owners), slab.num_kv_heads, slab.capacity
-        lengths = torch.tensor(slab.lengths, dtype=torch.int64)  # before the new token
-        heads = torch.arange(2)[:, None] * (slab.rows * KV) + torch.arange(KV)  # [2, KV]
-        rows = torch.arange(n) * KV
-        # where each row's new K and V heads go, in [2 · rows · KV · C] tokens
-        target = (heads + rows[:, None, None]) * C + lengths[:, None, None]  # [n, 2, KV]
-        longest = max(slab.lengths) + 1
-        mask = None
-        if min(slab.lengths) + 1 < longest:
-            hidden = torch.arange(longest) > lengths[:, None]  # [n, L]
-            mask = torch.zeros(n, 1, longest, dtype=self.dtype)
-            mask = mask.masked_fill_(hidden[:, None], float("-inf")).repeat_interleave(KV, dim=0)
-        return SlabPlan(slab, start, longest, target.flatten(), mask)
-
     def _slab(self, capacity: int) -> Slab[Owner]:
         if capacity not in self.slabs:
             self.slabs[capacity] = Slab(capacity, self.pool, self.dtype)
         return self.slabs[capacity]
 
-    def _move_up(self, owner: Owner, slab: Slab[Owner]) -> None:
-        old, n = slab.owners.index(owner), slab.capacity
-        if self.used + n <= self.budget:
-            larger = self._slab(2 * n)
-            row = larger.add(owner, n)
-            for target, source in zip(larger.layers, slab.layers, strict=True):
-                target[:, row, :, :n] = source[:, old]
-            self.place[owner] = larger
-        else:
-            del self.place[owner], self.first[owner]
-        slab.remove(old)
-
     def check(self) -> None:
         """Every owner sits in exactly one row, which begins where its segments end; no row is over
         its slab; the budget holds."""
         seated = [o for s in self.slabs.values() for o in s.owners]
-        assert sorted(map(id, seated)) == sorted(map(id, self.place)), "owner lost or doubled"
+        assert len(seated) == len(self.place), "owner doubled or lost"
+        assert set(seated) == set(self.place)
         for slab in self.slabs.values():
             assert len(slab.owners) == len(slab.lengths) <= slab.rows
-            assert all(0 < n <= slab.capacity for n in slab.lengths)
+            assert all(0 <= n <= slab.capacity for n in slab.lengths)
         assert self.used <= self.budget
         ends = dict.fromkeys(self.place, 0)
         for segment in self.segments:
@@ -258,3 +254,7 @@ class DecodeWorkspace(Generic[Owner]):
 def _read(layer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """layer [S, 2, KV, D], slots [n] -> [2, KV, n, D]"""
     return layer[slots.to(torch.int64)].permute(1, 2, 0, 3)
+
+
+def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

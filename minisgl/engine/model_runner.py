@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -47,7 +48,7 @@ class ModelRunner:
         self.min_saved = min_saved  # see `find_segments`; None: nothing is shared in decode
         self.vision = vision  # None: a model that reads text only
         self.device = scheduler.pool.layers[0].device
-        self._decodes: list[Req] = []  # of the last step, and what they share
+        self._present: list[Req] = []  # decoded in the last step, or kept a row; what they share:
         self._segments: list[Segment[Req]] = []
         self._packed: Segments | None = None  # for the kernel, where there is no workspace
 
@@ -55,18 +56,20 @@ class ModelRunner:
     def forward(self, step: Step) -> tuple[list[Req], torch.Tensor, torch.Tensor]:
         """The requests whose next token can be sampled, and their logits [B, V], row for row; and
         those [M, V] of the prompts' positions that are wanted (`Extend.prompt_rows`)."""
-        decodes = self._order(step.decodes)
+        seated = self._seat(step)
         if self.vision is not None:
             self.vision.trim()
-        reqs = decodes + [e.req for e in step.extends if e.is_last]
         if self.graphs is not None and not step.extends and not self._segments:
+            reqs = step.decodes
             logits = self.graphs.decode(
-                ids=[req.output_ids[-1] for req in decodes],
-                positions=[req.kv_len for req in decodes],
-                rows=[req.row for req in decodes],
+                ids=[req.output_ids[-1] for req in reqs],
+                positions=[req.kv_len for req in reqs],
+                rows=[req.row for req in reqs],
             )
         else:
-            logits = self.model(self._batch(decodes, step))
+            runs, paged = _in_order(step, seated)
+            reqs = [run.req for run in runs if run.is_last]
+            logits = self.model(self._batch(runs, len(seated), paged))
         logits = logits[:, : self.vocab_size]
         return reqs, logits[: len(reqs)], logits[len(reqs) :]
 
@@ -81,7 +84,7 @@ class ModelRunner:
     @torch.inference_mode()
     def rest(self) -> None:
         """Nobody runs: give back what was kept for those who did."""
-        self._order([])
+        self._seat(Step([], []))
         if self.vision is not None:
             self.vision.trim()
 
@@ -97,58 +100,60 @@ class ModelRunner:
         if self.vision is not None:
             self.vision.check()
 
-    def _order(self, decodes: list[Req]) -> list[Req]:
-        """Those in the workspace first, in its order; then the rest."""
+    def _seat(self, step: Step) -> list[Req]:
+        """Those of the step whose tokens attend in the workspace, in its order."""
         left, self.scheduler.left = self.scheduler.left, []
+        present = step.decodes
         if self.workspace is not None:
             for req in left:
                 self.workspace.leave(req)
-        if decodes != self._decodes:
-            self._regroup(decodes)
+            # Who jumps is prefilled again, and keeps its row.
+            present = present + [req for req in self.scheduler.prefilling if req in self.workspace]
+        if present != self._present:
+            self._regroup(present)
         if self.workspace is None:
-            return decodes
-        return self.workspace.plan(decodes) + [req for req in decodes if req not in self.workspace]
+            return []
+        return self.workspace.plan(
+            set(step.decodes), {e.req: range(e.start, e.stop) for e in step.extends}
+        )
 
-    def _regroup(self, decodes: list[Req]) -> None:
+    def _regroup(self, present: list[Req]) -> None:
         """Requests started or stopped decoding: what do they share now?"""
-        nodes = {req: req.node for req in decodes if req.node is not None}
-        rows = {req: req.row for req in decodes if req.row is not None}
-        present = {segment.node for segment in self._segments}
-        self._decodes = decodes
+        nodes = {req: req.node for req in present if req.node is not None}
+        rows = {req: req.row for req in present if req.row is not None}
+        had = {segment.node for segment in self._segments}
+        self._present = present
         self._segments = []
-        if decodes and self.min_saved is not None:
-            self._segments = find_segments(nodes, self.min_saved, present)
+        if present and self.min_saved is not None:
+            self._segments = find_segments(nodes, self.min_saved, had)
         self._packed = None
         if self.workspace is not None:
             table = self.scheduler.req_to_token.table
             slots = {req: table[row, : req.kv_len] for req, row in rows.items()}
             self.workspace.arrange(slots, self._segments)
         elif self._segments:
-            self._packed = pack(self._segments, decodes, list(rows.values()), self.device)
+            self._packed = pack(self._segments, present, list(rows.values()), self.device)
 
-    def _batch(self, decodes: list[Req], step: Step) -> ForwardBatch:
-        ids = [req.output_ids[-1] for req in decodes]
-        positions = [req.kv_len for req in decodes]
-        rows = [req.row for req in decodes]
-        logit_rows = list(range(len(decodes)))
+    def _batch(self, runs: Sequence[Extend], seated: int, paged: int) -> ForwardBatch:
+        """Of the `runs`, the first `seated` are in the workspace, and the next `paged` decode."""
+        ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int | None] = []
+        logit_rows: list[int] = []
         prompt_rows: list[int] = []
-        cu_seqlens = [0]
-        image_rows, image_features = self._images(step.extends, len(decodes))
-        for e in step.extends:
-            prompt_rows += [len(ids) - e.start + p for p in e.prompt_rows]
-            ids += e.req.tokens[e.start : e.stop]
-            positions += range(e.start, e.stop)
-            rows += [e.req.row] * (e.stop - e.start)
-            cu_seqlens.append(cu_seqlens[-1] + e.stop - e.start)
-            if e.is_last:
+        for run in runs:
+            prompt_rows += [len(ids) - run.start + p for p in run.prompt_rows]
+            ids += run.req.tokens_between(run.start, run.stop)
+            positions += range(run.start, run.stop)
+            rows += [run.req.row] * len(run)
+            if run.is_last:
                 logit_rows.append(len(ids) - 1)
+        wanted = logit_rows + prompt_rows
+        num_seated = sum(map(len, runs[:seated]))
+        decodes, extends = runs[seated : seated + paged], runs[seated + paged :]
+        image_rows, image_features = self._images(extends, num_seated + paged)
         for i in image_rows:
             ids[i] = 0  # any token: the image's feature takes the place of its embedding
-
-        seated = 0
-        if self.workspace is not None:
-            seated = sum(req in self.workspace for req in decodes)
-        paged = decodes[seated:]
         (
             input_ids,
             position,
@@ -166,12 +171,12 @@ class ModelRunner:
             ids,
             positions,
             rows,
-            logit_rows + prompt_rows,
-            [r.row for r in paged],
-            [r.kv_len + 1 for r in paged],
-            [e.req.row for e in step.extends],
-            [e.start for e in step.extends],
-            cu_seqlens,
+            wanted,
+            [run.req.row for run in decodes],
+            [run.stop for run in decodes],
+            [run.req.row for run in extends],
+            [run.start for run in extends],
+            list(accumulate(map(len, extends), initial=0)),
             image_rows,
         )
         table = self.scheduler.req_to_token.table
@@ -179,11 +184,11 @@ class ModelRunner:
             input_ids=input_ids,
             positions=position,
             out_slots=table[row, position].to(torch.int64),
-            logit_rows=logit_row if step.extends else None,
+            logit_rows=None if wanted == list(range(len(ids))) else logit_row,
             pool=self.scheduler.pool.layers,
             req_to_token=table,
-            num_decode=len(decodes),
-            num_paged=len(paged),
+            num_seated=num_seated,
+            num_paged=paged,
             decode_rows=decode_rows,
             decode_seq_lens=decode_seq_lens,
             decode_segments=self._packed,
@@ -191,7 +196,7 @@ class ModelRunner:
             extend_rows=extend_rows,
             prefix_lens=prefix_lens,
             cu_seqlens=cu_extends,
-            max_extend_len=max((e.stop - e.start for e in step.extends), default=0),
+            max_extend_len=max(map(len, extends), default=0),
             image_rows=image_row if image_rows else None,
             image_features=image_features,
         )
@@ -213,9 +218,28 @@ class ModelRunner:
                     rows += range(first + start - e.start, first + stop - e.start)
                     wanted.append((e.req, span))
                     parts.append(slice(start - span.start, stop - span.start))
-            first += e.stop - e.start
+            first += len(e)
         if not wanted:
             return rows, None
         assert self.vision is not None, "the door lets no image through to a model without eyes"
         features = self.vision.features(wanted)
         return rows, torch.cat([x[part] for x, part in zip(features, parts, strict=True)])
+
+
+def _in_order(step: Step, seated: Sequence[Req]) -> tuple[list[Extend], int]:
+    """The step's tokens as a `ForwardBatch` has them: the `seated` requests', decodes that read the
+    pool, extends that do; and how many of the second there are."""
+    # Of the requests seated, no logits of their prompts are wanted any more, so that those wanted
+    # come in the order of `step.extends`.
+    extends = {e.req: e for e in step.extends}
+    is_seated = set(seated)
+    runs = [extends.get(req) or _next_token(req) for req in seated]
+    decodes = [_next_token(req) for req in step.decodes if req not in is_seated]
+    runs += decodes
+    runs += [e for e in step.extends if e.req not in is_seated]
+    return runs, len(decodes)
+
+
+def _next_token(req: Req) -> Extend:
+    """A decode is an extend by one token."""
+    return Extend(req, req.kv_len, req.kv_len + 1)

@@ -76,6 +76,11 @@ class Req:
         """Prompt and output: what a retracted request is prefilled from when it returns."""
         return self.prompt_ids + self.output_ids
 
+    def tokens_between(self, start: int, stop: int) -> list[int]:
+        """`tokens[start:stop]`, at the cost of those alone."""
+        n = len(self.prompt_ids)
+        return self.prompt_ids[start:stop] + self.output_ids[max(0, start - n) : max(0, stop - n)]
+
     @property
     def slot_len(self) -> int:
         """Tokens that have a slot."""

@@ -39,6 +39,9 @@ class Extend:
     start: int
     stop: int
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
     @property
     def is_last(self) -> bool:
         """Whether the request's next token can be sampled after it."""
@@ -330,7 +333,6 @@ class Scheduler:
             self._cut(req, start)
         self.running.remove(req)
         self.prefilling.append(req)
-        self.left.append(req)  # its row in the workspace is out of date
 
     def _cut(self, req: Req, length: int) -> None:
         """`req` gives back the slots from position `length` on."""

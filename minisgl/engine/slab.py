@@ -25,6 +25,7 @@ class Slab(Generic[Owner]):
 
     def __init__(self, capacity: int, pool: list[torch.Tensor], dtype: torch.dtype) -> None:
         self.capacity = capacity
+        self.dtype = dtype
         _, _, self.num_kv_heads, self.head_dim = pool[0].shape
         shape = (2, 0, self.num_kv_heads, capacity, self.head_dim)
         self.layers = [torch.empty(shape, dtype=dtype) for _ in pool]

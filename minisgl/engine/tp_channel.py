@@ -29,7 +29,7 @@ _TENSORS = (
     "input_ids", "positions", "out_slots", "logit_rows", "decode_rows", "decode_seq_lens",
     "extend_rows", "prefix_lens", "cu_seqlens", "image_rows",
 )  # fmt: skip
-_COUNTS = ("num_decode", "num_paged", "max_extend_len")
+_COUNTS = ("num_paged", "max_extend_len")
 _SEGMENT_TENSORS = tuple(f.name for f in fields(Segments) if f.type == "torch.Tensor")
 _SEGMENT_COUNTS = ("num_depths", "max_members")
 _REPLAY = ("ids", "positions", "rows")

@@ -2,7 +2,8 @@
 
     o[r, h] = softmax_l(scale · q[r, h]·k[r, h // G, l]) · v[r, h // G, l]
 
-Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B·KV, 1, L] or None -> o [B, H, D].
+Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B·KV, 1, L], [1, G, L] or None
+-> o [B, H, D].
 
 Two batched matrix products with a softmax between; the G = H / KV query heads that share a KV head
 are the rows of one product, so keys are read once for all of them.  Keys that B requests share are
@@ -82,7 +83,7 @@ def merge(
 def _scores(
     rows: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """rows [N, M, D], k [N, L, D], mask [N, 1, L] -> [N, M, L]"""
+    """rows [N, M, D], k [N, L, D], mask [N or 1, M or 1, L] -> [N, M, L]"""
     if mask is not None:
         return torch.baddbmm(mask, rows, k.transpose(1, 2), alpha=scale)
     # beta = 0: the first operand is never read, only its dtype

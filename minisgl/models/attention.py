@@ -42,16 +42,16 @@ class RadixAttention(nn.Module):
         kv = heads[:, H:].view(T, 2, KV, D)
         kv_store(kv, batch.pool[self.layer], batch.out_slots)
 
-        n, paged = batch.num_decode, batch.num_paged
+        seated = batch.num_seated
+        decodes = seated + batch.num_paged
         parts: list[torch.Tensor] = []
-        if n > paged:
+        if seated:
             assert batch.workspace is not None
-            m = n - paged
-            parts.append(batch.workspace.attend(self.layer, q[:m], kv[:m], self.scale))
-        if paged:
+            parts.append(batch.workspace.attend(self.layer, q[:seated], kv[:seated], self.scale))
+        if batch.num_paged:
             assert batch.decode_rows is not None and batch.decode_seq_lens is not None
             paged_batch = (
-                q[n - paged : n],
+                q[seated:decodes],
                 batch.pool[self.layer],
                 batch.req_to_token,
                 batch.decode_rows,
@@ -62,13 +62,13 @@ class RadixAttention(nn.Module):
             else:
                 assert not self.window  # then keys fall out of a prefix, and nothing is shared
                 parts.append(cascade_attention(*paged_batch, batch.decode_segments, self.scale))
-        if n < T:
+        if decodes < T:
             assert batch.extend_rows is not None
             assert batch.prefix_lens is not None and batch.cu_seqlens is not None
             parts.append(
                 extend_attention(
-                    q[n:],
-                    kv[n:],
+                    q[decodes:],
+                    kv[decodes:],
                     batch.pool[self.layer],
                     batch.req_to_token,
                     batch.extend_rows,

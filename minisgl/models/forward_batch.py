@@ -3,13 +3,14 @@
 The engine builds it, the model's layers read it, the kernels get its tensors.  There is no global
 context: whoever holds a `ForwardBatch` can run a layer.
 
-Tokens of the step lie one after the other, decodes first:
+Tokens of the step lie one after the other:
 
-    | d0 | d1 | d2 |  e0 e0 e0 e0  |  e1 e1  |          T tokens
-    '- num_decode -' '---- cu_seqlens -------'
+    | s0 | s1 | s2 s2 s2 | d0 | d1 |  e0 e0 e0 e0  |  e1 e1  |          T tokens
+    '---- num_seated ----' num_paged '------ cu_seqlens -----'
 
-A decode is one token of a running request; an extend is a run of new prompt tokens (a whole prompt
-or one chunk) on top of a cached prefix.  One step may hold both.
+A decode is one token of a running request; an extend is a run of new tokens (a prompt, a chunk of
+one, or a jump) on top of a cached prefix.  One step may hold both.  Those of requests that have a
+row in the workspace come first: they attend there.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ class DecodeWorkspace(Protocol):
     """Contiguous copies of running requests' K and V (CPU); see engine/decode_workspace.py."""
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor, scale: float) -> torch.Tensor:
-        """Append `kv` [B, 2, KV, D], then attend `q` [B, H, D] to all of it -> [B, H, D]."""
+        """Append `kv` [W, 2, KV, D], then attend `q` [W, H, D] to all before it -> [W, H, D]."""
 
 
 @dataclass
 class ForwardBatch:
     """One step's tokens and where their keys and values live.
 
-    Shapes: T tokens, B decodes, E extends, R request rows, C context, P positions of the rope
-    table.
+    Shapes: T tokens, E extends that read the pool, R request rows, C context, P positions of the
+    rope table.
     """
 
     input_ids: torch.Tensor  # [T] int64
@@ -45,8 +46,8 @@ class ForwardBatch:
     pool: list[torch.Tensor]  # per layer [S, 2, KV, D]
     req_to_token: torch.Tensor  # [R, C] int32: slot of each position of each request row
 
-    num_decode: int = 0
-    num_paged: int = 0  # of them, the last ones: read from the pool, not from the workspace
+    num_seated: int = 0  # tokens of requests in the workspace
+    num_paged: int = 0  # decodes that read the pool
     decode_rows: torch.Tensor | None = None  # [num_paged] int64
     decode_seq_lens: torch.Tensor | None = None  # [num_paged] int64, the new token included
     decode_segments: Segments | None = None  # prefixes that the paged decodes share; None: none

@@ -212,6 +212,19 @@ class TestJumpForward:
             more = bytes_of(engine, longer[: n + 1])
             assert any(crosses(start) for start in range(len(more)))
 
+    def test_who_jumps_keeps_its_row_in_the_workspace(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its keys are copied out of the pool once, however often the answer jumps."""
+        workspace = engine.loop.runner.workspace
+        assert workspace is not None
+        copied = []
+        seat = workspace._seat
+        monkeypatch.setattr(workspace, "_seat", lambda *args: copied.append(args) or seat(*args))
+        (done,) = engine.generate([PROMPT], follow("(a|b){2} and nothing else (a|b){2} ever after"))
+        assert done.forward_passes < done.completion_tokens
+        assert len(copied) == 1
+
     def test_what_the_model_began_is_tokenized_anew_with_what_follows(self, engine: Engine) -> None:
         """It may only begin with half a token; the whole one takes its place."""
         encode = engine.tokenizer.encode_continuation

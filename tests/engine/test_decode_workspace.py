@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +23,7 @@ class Model:
     def __init__(self, budget: int = 8192, kv_dtype: torch.dtype = torch.float32) -> None:
         self.g = torch.Generator().manual_seed(0)
         self.pool = [self.random(SLOTS, 2, KV, D).to(kv_dtype) for _ in range(LAYERS)]
-        self.workspace: DecodeWorkspace[str] = DecodeWorkspace(self.pool, budget, torch.float32)
+        self.workspace: DecodeWorkspace[str] = DecodeWorkspace(self.pool, budget, torch.float32, G)
         self.slots: dict[str, list[int]] = {}  # of every running owner, in the pool
         self.free = iter(reversed(range(SLOTS)))
 
@@ -38,26 +41,48 @@ class Model:
         slots = {owner: torch.tensor(s, dtype=torch.int32) for owner, s in self.slots.items()}
         self.workspace.arrange(slots, segments or [])
 
-    def step(self) -> list[str]:
-        """One token of everybody: those in the workspace are compared, the others' is stored."""
-        order = self.workspace.plan(list(self.slots))
-        for slots in self.slots.values():
-            slots.append(next(self.free))
+    def step(
+        self, extends: Mapping[str, tuple[int, int]] | None = None, idle: Collection[str] = ()
+    ) -> list[str]:
+        """One token of everybody but `extends`, owner -> (tokens taken back, tokens added), and
+        `idle`.  Those in the workspace are compared, the others' tokens are stored."""
+        extends = extends or {}
+        for owner, (back, _) in extends.items():
+            self.slots[owner] = self.slots[owner][: len(self.slots[owner]) - back]
+        counts = {o: extends[o][1] if o in extends else 1 for o in self.slots if o not in idle}
+        starts = {owner: len(self.slots[owner]) for owner in counts}
+        order = self.workspace.plan(
+            counts.keys() - extends.keys(),
+            {o: range(starts[o], starts[o] + counts[o]) for o in extends},
+        )
+        assert set(order) <= set(counts)
+        for owner, n in counts.items():
+            self.slots[owner] += [next(self.free) for _ in range(n)]
         for layer in range(LAYERS):
-            q = self.random(len(order), KV * G, D)
-            new = self.random(len(self.slots), 2, KV, D)
-            rows = dict(zip([*order, *(self.slots.keys() - set(order))], new, strict=True))
-            for owner, row in rows.items():
-                self.pool[layer][self.slots[owner][-1]] = row
+            new = {owner: self.random(n, 2, KV, D) for owner, n in counts.items()}
+            for owner, its in new.items():
+                self.pool[layer][self.slots[owner][starts[owner] :]] = its.to(
+                    self.pool[layer].dtype
+                )
             if not order:
                 continue  # then nothing attends
-            out = self.workspace.attend(layer, q, new[: len(order)], D**-0.5)
-            for i, owner in enumerate(order):
+            q = {owner: self.random(counts[owner], KV * G, D) for owner in order}
+            out = self.workspace.attend(
+                layer,
+                torch.cat([q[owner] for owner in order]),
+                torch.cat([new[owner] for owner in order]),
+                D**-0.5,
+            )
+            answers = out.split([counts[owner] for owner in order])
+            for owner, answer in zip(order, answers, strict=True):
                 kv = self.pool[layer][self.slots[owner]].float()  # [n, 2, KV, D]
                 k, v = kv.repeat_interleave(G, dim=2).unbind(1)  # [n, H, D]
-                p = torch.softmax(torch.einsum("hd,nhd->hn", q[i], k) * D**-0.5, dim=-1)
-                expected = torch.einsum("hn,nhd->hd", p, v)
-                torch.testing.assert_close(out[i], expected, atol=1e-5, rtol=1e-5)
+                scores = torch.einsum("thd,nhd->thn", q[owner], k) * D**-0.5
+                position = torch.arange(starts[owner], len(k))
+                hidden = torch.arange(len(k)) > position[:, None]  # [t, n]
+                p = torch.softmax(scores.masked_fill(hidden[:, None], -torch.inf), dim=-1)
+                expected = torch.einsum("thn,nhd->thd", p, v)
+                torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
         self.workspace.check()
         return order
 
@@ -122,6 +147,57 @@ def test_keys_of_a_narrower_pool_are_rounded_as_the_pool_rounds_them() -> None:
     m.arrange([Segment(TreeNode(), 0, 260, ("a", "b"), 0)])
     for _ in range(3):
         assert len(m.step()) == 2
+
+
+class TestJumps:
+    """Requests that append several tokens, or take some back first."""
+
+    def model(self, budget: int = 8192) -> Model:
+        m = Model(budget)
+        for i, owner in enumerate("abc"):
+            m.admit(owner, list(range(100 * i, 100 * i + 10 + 7 * i)))
+        m.arrange()
+        return m
+
+    @pytest.mark.parametrize("jumping", ["a", "b", "c", "ab", "ac", "abc"])
+    def test_beside_others_that_decode(self, jumping: str) -> None:
+        m = self.model()
+        rows = {owner: m.workspace.place[owner] for owner in "abc"}
+        m.step()
+        m.step(dict.fromkeys(jumping, (0, 4)))
+        m.step(dict.fromkeys(jumping, (3, 5)))
+        m.step(dict.fromkeys(jumping, (2, 1)))
+        m.step()
+        assert {owner: m.workspace.place[owner] for owner in "abc"} == rows  # nobody moved
+
+    def test_who_does_nothing_in_a_step_keeps_its_row(self) -> None:
+        m = self.model()
+        for idle in ("a", "bc", "abc", "b", ""):
+            assert set(m.step(idle=idle)) == set("abc") - set(idle)
+            m.step({"c": (0, 3)}, idle="a")
+        assert sorted(m.step()) == ["a", "b", "c"]
+
+    def test_into_a_larger_slab(self) -> None:
+        m = self.model()
+        m.step({"b": (1, 3 * FIRST_CAPACITY)})
+        assert m.workspace.place["b"].capacity == 4 * FIRST_CAPACITY
+        assert len(m.step()) == 3
+
+    def test_without_room_for_that_it_reads_the_pool(self) -> None:
+        m = self.model(budget=3 * FIRST_CAPACITY)
+        assert sorted(m.step({"b": (0, FIRST_CAPACITY)})) == ["a", "c"]
+        assert sorted(m.step()) == ["a", "c"]
+
+    def test_a_row_that_begins_later_or_ends_earlier_goes(self) -> None:
+        m = self.model()
+        m.admit("d", [*range(10), 900])  # begins like a
+        m.arrange([Segment(TreeNode(), 0, 10, ("a", "d"), 0)])
+        assert "d" not in m.step({"d": (3, 5)})  # into the segment
+        assert "d" not in m.workspace
+        m.slots["b"] += [700, 701]  # two tokens that somebody else computed
+        assert "b" not in m.step({"b": (0, 5)})
+        m.arrange()
+        assert len(m.step()) == 4
 
 
 class TestSegments:
@@ -235,9 +311,9 @@ def groupings(draw: st.DrawFn) -> list[tuple[set[str], list[Segment[str]], int]]
     return result
 
 
-@given(groupings(), st.integers(300, 3000))
+@given(groupings(), st.integers(300, 3000), st.data())
 def test_any_grouping_any_budget(
-    groupings: list[tuple[set[str], list[Segment[str]], int]], budget: int
+    groupings: list[tuple[set[str], list[Segment[str]], int]], budget: int, data: st.DataObject
 ) -> None:
     m = Model(budget)
     shared = {"a": 100, "b": 100, "c": 90, "d": 60, "e": 60}
@@ -250,4 +326,10 @@ def test_any_grouping_any_budget(
                 m.admit(owner, [*range(shared[owner]), *own])
         m.arrange(segments)
         for _ in range(steps):
-            m.step()
+            jumping = data.draw(st.sets(st.sampled_from(sorted(running))))
+            idle = data.draw(st.sets(st.sampled_from(sorted(running)))) - jumping
+            extends = {}
+            for owner in sorted(jumping):
+                back = data.draw(st.integers(0, len(m.slots[owner]) - shared[owner]))
+                extends[owner] = back, data.draw(st.integers(1, 9))
+            m.step(extends, idle)

@@ -161,7 +161,7 @@ def test_an_idle_engine_keeps_nothing_of_those_who_left(tiny_model_dir: Path, le
                 assert handle.result().finish_reason == "abort"
         assert watched.seen()
         assert engine.call(lambda: (workspace.used, len(workspace.shared))) == (0, 0)
-        assert engine.call(lambda: runner._decodes + list(workspace.place)) == []
+        assert engine.call(lambda: runner._present + list(workspace.place)) == []
 
 
 def test_a_sliding_window_shares_nothing(tmp_path: Path) -> None:
