@@ -8,21 +8,25 @@ One program normalises ROWS tokens: it reads each x[t] once and writes each y[t]
 Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv 1910.07467.
 """
 
+from functools import cache
+
 import torch
 
 from minisgl.kernels.block_sizes import row_blocks
 from minisgl.kernels.dispatch import tl, triton, use_triton
 
-FEW_ROWS = 64  # below, the calls of a chain cost more than the tensor
+
+@cache
+def _root(eps: float) -> torch.Tensor:
+    return torch.tensor(eps**0.5, dtype=torch.float32)
 
 
 def rms_norm_ref(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
-    if len(x) < FEW_ROWS:
-        return torch.rms_norm(x, w.shape, w, eps)  # one call: a decode step has dozens of these
-    # By the norm: for a long prompt on a CPU torch's own is slow with its [T, D] tensor of squares.
+    # By the norm, since a tensor of squares costs; and in few calls, since a step has dozens of
+    # these: sqrt(mean(x²) + eps) is the hypotenuse over |x| / sqrt(D) and sqrt(eps).
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(w).to(x.dtype)
+    rms = norm.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps))
+    return (x / rms).mul_(w).to(x.dtype)
 
 
 def add_rms_norm_ref(
