@@ -44,7 +44,7 @@ class EngineConfig:
 
     dtype: str = "auto"
     """Of weights and activations. "auto": the half precision that the machine is fast at, on a CPU
-    without any float32 with bfloat16 for single rows (see `minisgl.engine.hardware`)."""
+    without any float32 with float16 weights (see `minisgl.engine.hardware`)."""
 
     context_length: int | None = None
     """Most tokens of prompt and answer together; None: what the model was trained for."""
