@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from minisgl.kernels.block_sizes import extend_blocks, wider
 from minisgl.kernels.dispatch import tl, triton, use_triton
+from minisgl.kernels.extend_on_cpu import ExtendPlan, extend_on_cpu, plan_extends
 from minisgl.kernels.online_softmax import fold_keys
 
 
@@ -45,37 +46,22 @@ def extend_attention_ref(
     requests = zip(rows.tolist(), prefix_lens.tolist(), bounds[:-1], bounds[1:], strict=True)
     for row, prefix, start, end in requests:
         n = end - start
-        if n == 0:
-            continue
-        # Keys that not even the first new token's window reaches are not gathered.
-        hidden = max(0, prefix - (window - 1)) if window else 0
-        seen = prefix - hidden
-        keys = kv[start:end].to(pool.dtype)  # [L, 2, KV, D], L = seen + n
-        if seen:
-            slots = req_to_token[row, hidden:prefix].long()
-            keys = torch.cat([pool.index_select(0, slots), keys])
+        slots = req_to_token[row, :prefix].long()
+        keys = torch.cat([pool[slots], kv[start:end].to(pool.dtype)])  # [L, 2, KV, D]
         k, v = keys.to(q.dtype).permute(1, 2, 0, 3).unsqueeze(2)  # each [KV, 1, L, D]
-        queries = q[start:end].view(n, KV, G, D)
-        if n == 1:  # one query sees every key: the group's heads are the rows of one matmul
-            o = F.scaled_dot_product_attention(queries.view(KV, 1, G, D), k, v, scale=scale)
-            out[start] = o.view(H, D)
-            continue
-        mask = None
-        if causal and (seen or (window and window < n)):
-            position = torch.arange(seen, seen + n, device=q.device).unsqueeze(1)  # [n, 1]
-            key = torch.arange(seen + n, device=q.device)  # [L]
-            mask = key <= position
-            if window:
-                mask &= key > position - window
+        position = torch.arange(prefix, prefix + n, device=q.device).unsqueeze(1)  # [n, 1]
+        key = torch.arange(prefix + n, device=q.device)  # [L]
+        visible = key <= position if causal else key >= 0
+        if window:
+            visible = visible & (key > position - window)
         o = F.scaled_dot_product_attention(
-            queries.permute(1, 2, 0, 3),  # [KV, G, n, D]: the group shares its KV head, no copies
+            q[start:end].view(n, KV, G, D).permute(1, 2, 0, 3),  # [KV, G, n, D]
             k.expand(KV, G, -1, D),
             v.expand(KV, G, -1, D),
-            attn_mask=mask,
-            is_causal=causal and mask is None,
+            attn_mask=visible.expand(n, -1),
             scale=scale,
         )
-        out[start:end].view(n, KV, G, D).copy_(o.permute(2, 0, 1, 3))
+        out[start:end] = o.permute(2, 0, 1, 3).flatten(1, 2)
     return out
 
 
@@ -243,6 +229,7 @@ def extend_attention(
     causal: bool = True,
     window: int = 0,
     blocks: dict[str, int] | None = None,
+    plan: ExtendPlan | None = None,
 ) -> torch.Tensor:
     """Attention of each request's new tokens over its cached prefix and over themselves.
 
@@ -253,6 +240,8 @@ def extend_attention(
     The pool may have another dtype than q and kv: the products are q's, and the new keys and values
     are first rounded to the pool's, so that a prompt has one answer, cached or not, whole or in
     chunks.  Where nothing is ever cached, as in a vision tower, the pool may be empty: `kv[:0]`.
+    A CPU reads which request attends to what from `plan`, which is `plan_extends` of the same
+    arguments (None: made here): one serves all layers of a step.
     Returns a new contiguous [T, H, D] of q's dtype.
     """
     T, H, D = q.shape
@@ -265,9 +254,8 @@ def extend_attention(
     if window < 0 or (window and not causal):
         raise ValueError(f"window={window} must be >= 0, and 0 where causal=False")
     if not use_triton(q):
-        return extend_attention_ref(
-            q, kv, pool, req_to_token, rows, prefix_lens, cu_seqlens, scale, causal, window
-        )
+        plan = plan or plan_extends(req_to_token, rows, prefix_lens, cu_seqlens, causal, window)
+        return extend_on_cpu(q, kv, pool, plan, scale)
     if q.stride(2) != 1 or kv.stride(3) != 1 or pool.stride(3) != 1:
         raise ValueError("extend_attention needs q, kv and pool with unit last strides")
     out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)

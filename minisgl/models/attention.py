@@ -11,7 +11,9 @@ from torch import nn
 
 from minisgl.kernels.cascade_attention import cascade_attention
 from minisgl.kernels.decode_attention import decode_attention
+from minisgl.kernels.dispatch import use_triton
 from minisgl.kernels.extend_attention import extend_attention
+from minisgl.kernels.extend_on_cpu import plan_extends
 from minisgl.kernels.kv_store import kv_store
 from minisgl.kernels.rotary import rotary_
 from minisgl.models.forward_batch import ForwardBatch
@@ -65,19 +67,20 @@ class RadixAttention(nn.Module):
         if decodes < T:
             assert batch.extend_rows is not None
             assert batch.prefix_lens is not None and batch.cu_seqlens is not None
+            who = (batch.req_to_token, batch.extend_rows, batch.prefix_lens, batch.cu_seqlens)
+            if batch.extend_plan is None and not use_triton(q):
+                batch.extend_plan = plan_extends(*who, window=self.window)
             parts.append(
                 extend_attention(
                     q[decodes:],
                     kv[decodes:],
                     batch.pool[self.layer],
-                    batch.req_to_token,
-                    batch.extend_rows,
-                    batch.prefix_lens,
-                    batch.cu_seqlens,
+                    *who,
                     batch.max_extend_len,
                     self.scale,
                     causal=True,
                     window=self.window,
+                    plan=batch.extend_plan,
                 )
             )
         out = parts[0] if len(parts) == 1 else torch.cat(parts)

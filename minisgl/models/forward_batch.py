@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 
 from minisgl.kernels.cascade_attention import Segments
+from minisgl.kernels.extend_on_cpu import ExtendPlan
 
 
 class DecodeWorkspace(Protocol):
@@ -65,3 +66,6 @@ class ForwardBatch:
     # The model gathers these once per step; every layer's rotary uses them.
     cos: torch.Tensor = field(init=False)  # [T, D] float32
     sin: torch.Tensor = field(init=False)  # [T, D] float32
+
+    # On a CPU the first layer makes it, for all: they have one window.
+    extend_plan: ExtendPlan | None = field(init=False, default=None)

@@ -1,0 +1,171 @@
+"""Extend attention on a CPU against float64 and the reference: who shares what is found, each key
+is read once by each new token, and one plan serves all layers."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from minisgl import Engine, SamplingParams
+from minisgl.kernels import extend_on_cpu as cpu
+from minisgl.kernels.dispatch import use_triton
+from minisgl.kernels.extend_attention import extend_attention, extend_attention_ref
+from minisgl.kernels.extend_on_cpu import ExtendPlan, plan_extends
+from minisgl.models import attention as layers
+from tests.kernels.common import assert_near
+from tests.kernels.test_extend_attention import Case, exact
+
+DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
+HEADS = st.sampled_from([(1, 1), (3, 1), (4, 2)])
+
+
+def make(
+    prefixes: list[list[int]],
+    extends: list[int],
+    heads: tuple[int, int] = (4, 2),
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype = torch.float32,
+) -> Case:
+    """Requests whose cached tokens lie in these slots; every slot that none of them has is NaN."""
+    (H, KV), D = heads, 8
+    generator = torch.Generator().manual_seed(sum(extends))
+    pool = torch.full((max(map(max, filter(None, prefixes)), default=0) + 3, 2, KV, D), torch.nan)
+    used = sorted({slot for prefix in prefixes for slot in prefix})
+    pool[used] = torch.randn(len(used), 2, KV, D, generator=generator)
+    table = torch.full((len(prefixes) + 1, max(map(len, prefixes)) + 2), 2**30, dtype=torch.int32)
+    rows = list(range(len(prefixes), 0, -1))  # not the order of the batch
+    for row, prefix in zip(rows, prefixes, strict=True):
+        table[row, : len(prefix)] = torch.tensor(prefix, dtype=torch.int32)
+    qkv = torch.randn(sum(extends), H + 2 * KV, D, generator=generator).to(dtype)
+    bounds = [0, *accumulate(extends)]
+    lengths = torch.tensor([len(prefix) for prefix in prefixes])
+    return Case(
+        qkv, pool.to(kv_dtype), table, torch.tensor(rows), lengths, torch.tensor(bounds), H, KV
+    )
+
+
+def plan(case: Case, causal: bool = True, window: int = 0) -> ExtendPlan:
+    return plan_extends(case.table, case.rows, case.prefix_lens, case.cu_seqlens, causal, window)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Prefixes and numbers of new tokens.  Each request begins as an earlier one does, for a while,
+    and goes on in slots of its own."""
+    fresh = iter(draw(st.permutations(range(150))))
+    prefixes: list[list[int]] = [[]]
+    for _ in range(draw(st.integers(1, 5))):
+        parent = draw(st.sampled_from(prefixes))
+        shared = parent[: draw(st.integers(0, 30))]
+        prefixes.append(shared + [next(fresh) for _ in range(draw(st.integers(0, 12)))])
+    extends = [draw(st.integers(0, 9)) for _ in prefixes[1:]]
+    assume(any(extends))
+    return prefixes[1:], extends
+
+
+@given(
+    step=steps(),
+    heads=HEADS,
+    dtype=DTYPES,
+    kv_dtype=DTYPES,
+    sight=st.one_of(st.just((False, 0)), st.tuples(st.just(True), st.integers(0, 40))),
+    shortest=st.sampled_from([1, 4, 128]),
+)
+def test_equals_float64_and_so_does_the_reference(
+    step: tuple[list[list[int]], list[int]],
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    sight: tuple[bool, int],
+    shortest: int,
+) -> None:
+    case = make(*step, heads, dtype, kv_dtype)
+    with mock.patch.object(cpu, "MIN_SHARED", shortest):
+        how = plan(case, *sight)
+    scale = 8**-0.5
+    mine = cpu.extend_on_cpu(case.q, case.kv, case.pool, how, scale)
+    reference = extend_attention_ref(
+        case.q, case.kv, case.pool, case.table, case.rows, case.prefix_lens, case.cu_seqlens,
+        scale, *sight,
+    )  # fmt: skip
+    want = exact(case, *sight).cpu()
+    assert mine.dtype == reference.dtype == dtype
+    assert_near(mine, want)
+    assert_near(reference, want)
+
+
+@given(steps(), st.integers(1, 6))
+def test_each_slot_of_a_prefix_is_read_once_and_what_is_shared_by_all(
+    step: tuple[list[list[int]], list[int]], shortest: int
+) -> None:
+    prefixes, extends = step
+    case = make(prefixes, extends)
+    with mock.patch.object(cpu, "MIN_SHARED", shortest):
+        how = plan(case)
+    read: list[list[int]] = [[] for _ in range(sum(extends))]  # by each new token
+    for segment in how.segments:
+        for token in torch.arange(len(read))[segment.tokens].tolist():
+            read[token] += segment.slots.tolist()
+    for tail in how.tails:
+        for token in range(tail.start, tail.stop):
+            read[token] += tail.slots.tolist()
+    owners = [prefix for prefix, n in zip(prefixes, extends, strict=True) for _ in range(n)]
+    assert read == owners  # in the order of the positions, too
+    gathered = [segment.slots.tolist() for segment in how.segments]
+    assert all(len(slots) >= shortest for slots in gathered)
+    if shortest == 1:
+        gathered += [tail.slots.tolist() for tail in how.tails]
+        slots = [slot for each in gathered for slot in each]
+        assert len(slots) == len(set(slots)), "a slot that two requests share is gathered twice"
+
+
+def test_a_prefix_that_is_shared_by_some_and_a_part_of_it_by_all() -> None:
+    common, more = list(range(200)), list(range(300, 430))
+    case = make([common + more, common, [500], common + more + [501]], [2, 1, 3, 4])
+    how = plan(case)
+    told = [(s.slots.tolist(), s.tokens) for s in how.segments]
+    assert [slots for slots, _ in told] == [common, more]
+    assert [torch.arange(10)[tokens].tolist() for _, tokens in told] == [
+        [0, 1, 2, 6, 7, 8, 9], [0, 1, 6, 7, 8, 9],
+    ]  # fmt: skip
+    assert [tail.slots.tolist() for tail in how.tails] == [[], [], [500], [501]]
+    assert [tail.mask is None for tail in how.tails] == [True, True, False, False]
+
+
+def test_under_a_window_nothing_is_shared_unless_it_holds_everything() -> None:
+    case = make([list(range(200))] * 2, [3, 5])
+    assert len(plan(case, window=205).segments) == 1
+    how = plan(case, window=204)
+    assert how.segments == []
+    assert [len(tail.slots) for tail in how.tails] == [200, 200]
+    assert [len(tail.slots) for tail in plan(case, window=10).tails] == [9, 9]
+
+
+@pytest.mark.skipif(use_triton(torch.empty(0)), reason="kernels read the table themselves")
+def test_a_plan_stands_for_the_table() -> None:
+    case = make([list(range(150))] * 2, [3, 5])
+    arguments = (case.rows, case.prefix_lens, case.cu_seqlens)
+    whole = extend_attention(case.q, case.kv, case.pool, case.table, *arguments, 5, 0.3)
+    planned = extend_attention(
+        case.q, case.kv, case.pool, torch.full_like(case.table, -1), *arguments, 5, 0.3,
+        plan=plan(case),
+    )  # fmt: skip
+    assert torch.equal(planned, whole)
+
+
+@pytest.mark.skipif(use_triton(torch.empty(0)), reason="kernels have no plan")
+def test_a_step_is_planned_once_for_all_layers(tiny_model_dir: Path) -> None:
+    with (
+        Engine(str(tiny_model_dir), device="cpu", dtype="float32") as engine,
+        mock.patch.object(layers, "plan_extends", wraps=plan_extends) as planned,
+    ):
+        assert engine.loop.runner.model.config.num_layers > 1
+        for steps_so_far, prompt in enumerate(["a prompt", "another one"], start=1):
+            engine.generate([prompt], SamplingParams(max_tokens=1))
+            assert planned.call_count == steps_so_far
