@@ -40,8 +40,8 @@ Owner = TypeVar("Owner", bound=Hashable)
 class DecodeWorkspace(Generic[Owner]):
     """Slabs of growing capacity, shared segments, and which request sits where.
 
-    `arrange()` when a request starts or stops decoding; one step is `plan()` then, for every layer,
-    `attend()`.  `plan` says in which order the tokens must come.
+    `arrange()` when a request starts or stops decoding, `cut()` before it appends several tokens;
+    one step is `plan()` then, for every layer, `attend()`.  `plan` says in which order the tokens must come.
     """
 
     def __init__(
@@ -115,6 +115,17 @@ class DecodeWorkspace(Generic[Owner]):
             del self.first[owner]
             slab.remove(slab.owners.index(owner))
 
+    def cut(self, owner: Owner, position: int) -> None:
+        """`owner` goes on from `position`, where its row, if it has one, is to end; if the row
+        begins later, or ends earlier, it is given back."""
+        if owner not in self:
+            return
+        length, lengths = position - self.first[owner], self.place[owner].lengths
+        if 0 <= length <= lengths[row := self._row(owner)]:
+            lengths[row] = length
+        else:
+            self.leave(owner)
+
     def scrub(self, owner: Owner) -> None:
         """Zero `owner`'s row, if there is one: it holds NaN, and its next owner would read that as
         hidden keys, which are multiplied by 0."""
@@ -127,11 +138,9 @@ class DecodeWorkspace(Generic[Owner]):
         """Make room for one more token of each of `decodes`, and for the tokens at the positions
         that `extends` gives; whose tokens `attend` is to get, in order.
 
-        A row is first cut to where its extend begins.  Those without a row are left out, and so is
-        one that finds no larger room (it then reads the pool).  Whoever else has a row keeps it.
+        Those without a row are left out, and so is one that finds no larger room (it then reads the
+        pool).  Whoever else has a row keeps it.
         """
-        for owner, positions in extends.items():
-            self._cut(owner, positions.start)
         for owner in decodes:
             self._make_room(owner, 1)
         for owner, positions in extends.items():
@@ -183,16 +192,6 @@ class DecodeWorkspace(Generic[Owner]):
 
     def _row(self, owner: Owner) -> int:
         return self.place[owner].owners.index(owner)
-
-    def _cut(self, owner: Owner, position: int) -> None:
-        """The tokens from `position` on are others now; if the row can't end there, it goes."""
-        if owner not in self:
-            return
-        length, lengths = position - self.first[owner], self.place[owner].lengths
-        if 0 <= length <= lengths[row := self._row(owner)]:
-            lengths[row] = length
-        else:
-            self.leave(owner)
 
     def _make_room(self, owner: Owner, count: int) -> None:
         """`owner` moves up if its slab has no room for `count` more tokens, or else leaves."""

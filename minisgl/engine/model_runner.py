@@ -107,6 +107,8 @@ class ModelRunner:
         if self.workspace is not None:
             for req in left:
                 self.workspace.leave(req)
+            for e in step.extends:
+                self.workspace.cut(e.req, e.start)
             # Who jumps is prefilled again, and keeps its row.
             present = present + [req for req in self.scheduler.prefilling if req in self.workspace]
         if present != self._present:

@@ -51,6 +51,8 @@ class Model:
             self.slots[owner] = self.slots[owner][: len(self.slots[owner]) - back]
         counts = {o: extends[o][1] if o in extends else 1 for o in self.slots if o not in idle}
         starts = {owner: len(self.slots[owner]) for owner in counts}
+        for owner in extends:
+            self.workspace.cut(owner, starts[owner])
         order = self.workspace.plan(
             counts.keys() - extends.keys(),
             {o: range(starts[o], starts[o] + counts[o]) for o in extends},
