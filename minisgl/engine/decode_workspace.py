@@ -41,7 +41,8 @@ class DecodeWorkspace(Generic[Owner]):
     """Slabs of growing capacity, shared segments, and which request sits where.
 
     `arrange()` when a request starts or stops decoding, `cut()` before it appends several tokens;
-    one step is `plan()` then, for every layer, `attend()`.  `plan` says in which order the tokens must come.
+    one step is `plan()` then, for every layer, `attend()`.  `plan` says in which order the tokens
+    must come.
     """
 
     def __init__(

@@ -221,9 +221,16 @@ class TestJumpForward:
         copied = []
         seat = workspace._seat
         monkeypatch.setattr(workspace, "_seat", lambda *args: copied.append(args) or seat(*args))
-        (done,) = engine.generate([PROMPT], follow("(a|b){2} and nothing else (a|b){2} ever after"))
+        params = follow("(a|b){2} and nothing else (a|b){2} ever after")
+        (done,) = engine.generate([PROMPT], params)
         assert done.forward_passes < done.completion_tokens
         assert len(copied) == 1
+        # A row that can't be kept is given back, and there is another one for what follows.
+        monkeypatch.setattr(workspace, "cut", lambda owner, position: workspace.leave(owner))
+        copied.clear()
+        (again,) = engine.generate([PROMPT], params)
+        assert again.token_ids == done.token_ids
+        assert len(copied) > 1
 
     def test_what_the_model_began_is_tokenized_anew_with_what_follows(self, engine: Engine) -> None:
         """It may only begin with half a token; the whole one takes its place."""
