@@ -3,9 +3,12 @@
     PYTHON scripts/bench/contestants.py NAME MODEL [--dtype DTYPE]
 
 Started by `Contestant`.  A request is one line of JSON on stdin, {"ids": [[...], ...], "new": n};
-the answer is one line on stdout, {"seconds": s, "processor": s, "ids": [[...], ...]}.  A process
-each, because they set up threads and memory in ways that would change one another's speed, and
-because PYTHON may be another environment: llama-cpp-python and vLLM need not live beside minisgl.
+the answer is one line on stdout, {"seconds": s, "processor": s, "ids": [[...], ...], "decode":
+{"tokens": n, "seconds": s, "processor": s}}.  "decode" is what comes after the moment when every
+prompt has its first token, seen within the same call: a slow minute can't make it negative, as it
+can the difference of two calls.  A process each, because they set up threads and memory in ways
+that would change one another's speed, and because PYTHON may be another environment:
+llama-cpp-python and vLLM need not live beside minisgl.
 """
 
 from __future__ import annotations
@@ -17,18 +20,24 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 Ids = list[list[int]]
+Begun = Callable[[int], None]
 
 
 class Generator(Protocol):
     """Greedy continuation of equally long prompts, nothing kept from one call to the next."""
 
-    def generate(self, ids: Ids, new: int) -> Ids:
-        """`new` tokens after each prompt, ends of text ignored."""
+    def generate(self, ids: Ids, new: int, begun: Begun) -> Ids:
+        """`new` tokens after each prompt, ends of text ignored.
+
+        `begun(n)` is called once, when every prompt has its first token: there are n tokens then,
+        more than prompts where some went on while others waited.
+        """
 
 
 class Contestant:
@@ -58,11 +67,14 @@ class Contestant:
         """How long `new` tokens after each of `ids` take; by the "processor" clock, all threads."""
         return float(self.ask(ids=ids, new=new)[clock])
 
+    def decode_speed(self, ids: Ids, new: int, clock: str = "seconds") -> float:
+        """Tokens per second over the whole batch, once every prompt has its first token."""
+        decode = self.ask(ids=ids, new=new)["decode"]
+        return float(decode["tokens"] / decode[clock])
+
     def close(self) -> None:
         """End of input is the end of the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()
 
 
 class Minisgl:
@@ -73,12 +85,17 @@ class Minisgl:
 
         self.engine = Engine(model, dtype=dtype)
 
-    def generate(self, ids: Ids, new: int) -> Ids:
+    def generate(self, ids: Ids, new: int, begun: Begun) -> Ids:
         from minisgl import SamplingParams
 
         self.engine.flush_cache()
+        before = self.engine.stats().output_tokens
         params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
-        return [c.token_ids for c in self.engine.generate(ids, params)]
+        handles = self.engine.submit_all(ids, params)
+        for handle in handles:
+            next(handle)
+        begun(self.engine.stats().output_tokens - before)
+        return [handle.result().token_ids for handle in handles]
 
 
 class LinearLayers:
@@ -96,7 +113,7 @@ class LinearLayers:
         self.layers = [m for m in net.modules() if isinstance(m, Linear)]
         self.dtype = next(net.parameters()).dtype
 
-    def generate(self, ids: Ids, new: int) -> Ids:
+    def generate(self, ids: Ids, new: int, begun: Begun) -> Ids:
         import torch
 
         with torch.inference_mode():
@@ -109,6 +126,8 @@ class LinearLayers:
                 for m in self.layers:
                     is_head = m is self.layers[-1]  # only the last token goes on to the LM head
                     m.multiply(x[m.in_features][: len(ids) if is_head else tokens])
+                if step == 0:
+                    begun(len(ids))
         return ids
 
 
@@ -123,10 +142,18 @@ class Transformers:
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options
         ).eval()
 
-    def generate(self, ids: Ids, new: int) -> Ids:
+    def generate(self, ids: Ids, new: int, begun: Begun) -> Ids:
         import torch
 
         x = torch.tensor(ids)
+        going_on = torch.zeros(len(ids), dtype=torch.bool)
+
+        def watch(tokens: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+            """A criterion to stop by, which is asked after every token and never stops."""
+            if tokens.shape[1] == x.shape[1] + 1:
+                begun(len(ids))
+            return going_on
+
         with torch.inference_mode():
             out = self.model.generate(
                 x,
@@ -135,6 +162,7 @@ class Transformers:
                 min_new_tokens=new,
                 do_sample=False,
                 pad_token_id=0,
+                stopping_criteria=[watch],
             )
         answers: Ids = out[:, x.shape[1] :].tolist()
         return answers
@@ -161,7 +189,7 @@ class LlamaCpp:
         self.model = c.llama_model_load_from_file(model.encode(), c.llama_model_default_params())
         self.vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
 
-    def generate(self, ids: Ids, new: int) -> Ids:
+    def generate(self, ids: Ids, new: int, begun: Begun) -> Ids:
         import numpy as np
 
         c, B, length = self.c, len(ids), len(ids[0])
@@ -195,6 +223,7 @@ class LlamaCpp:
             ]
 
         step = run(ids, 0)
+        begun(B)
         answers = [[t] for t in step]
         for i in range(new - 1):
             step = run([[t] for t in step], length + i)
@@ -219,14 +248,23 @@ class Vllm:
             model, dtype=dtype, enable_prefix_caching=False, kv_cache_memory_bytes=4 << 30
         )
 
-    def generate(self, ids: Ids, new: int) -> Ids:
+    def generate(self, ids: Ids, new: int, begun: Begun) -> Ids:
         from vllm import SamplingParams
 
+        # What `LLM.generate` does, with a look at each step.
+        engine = self.engine.llm_engine
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
-        outputs = self.engine.generate(
-            [{"prompt_token_ids": row} for row in ids], params, use_tqdm=False
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        for i, row in enumerate(ids):
+            engine.add_request(str(i), {"prompt_token_ids": row}, params)
+        answers: Ids = [[] for _ in ids]
+        waiting = True
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                answers[int(output.request_id)] = list(output.outputs[0].token_ids)
+            if waiting and all(answers):
+                waiting = False
+                begun(sum(map(len, answers)))
+        return answers
 
 
 KINDS: dict[str, type[Any]] = {
@@ -250,14 +288,28 @@ def main() -> None:
     engine: Generator = KINDS[args.name](args.model, args.dtype)
     for line in sys.stdin:
         request = json.loads(line)
-        start, processor = time.perf_counter(), time.process_time()
-        ids = engine.generate(request["ids"], request["new"])
-        answer = {
-            "seconds": time.perf_counter() - start,
-            "processor": time.process_time() - processor,
-            "ids": ids,
-        }
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(answer(engine, request["ids"], request["new"])), file=answers, flush=True)
+
+
+def answer(engine: Generator, ids: Ids, new: int) -> dict[str, Any]:
+    """The tokens, and how long they took: all of them, and those after every prompt's first."""
+    moments: list[tuple[int, dict[str, float]]] = []
+
+    def clocks() -> dict[str, float]:
+        return {"seconds": time.perf_counter(), "processor": time.process_time()}
+
+    start = clocks()
+    answers = engine.generate(ids, new, lambda tokens: moments.append((tokens, clocks())))
+    end = clocks()
+    ((tokens, begun),) = moments
+    return {
+        **{clock: end[clock] - start[clock] for clock in end},
+        "ids": answers,
+        "decode": {
+            "tokens": len(ids) * new - tokens,
+            **{clock: end[clock] - begun[clock] for clock in end},
+        },
+    }
 
 
 if __name__ == "__main__":

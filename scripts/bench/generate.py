@@ -5,13 +5,14 @@
     python -m scripts.bench.generate --llama PYTHON MODEL.gguf       # llama-cpp-python as well
     python -m scripts.bench.generate --vllm PYTHON                   # vLLM as well
 
-Decode: 256-token prompts, 64 new tokens, greedy; the time of one new token is taken off, so prefill
-does not count.  Prefill: one prompt of 1,024 tokens, one new token.  transformers runs `generate`
-with SDPA in float32, and in bfloat16 where that is not hopeless; the better is the baseline.
-`ceiling` is what the products with the weights alone allow us.  Each engine has a process of its
-own and they take turns; nothing is cached between rounds.  PYTHON is that of an environment with
-llama-cpp-python or vLLM (see scripts/bench/peers), MODEL.gguf the same model
-(scripts/bench/gguf_as.py writes one).  vLLM runs in bfloat16 where the processor multiplies it.
+Decode: 256-token prompts, 64 new tokens, greedy; tokens and time count from the moment when every
+prompt has its first token, so prefill does not.  Prefill: one prompt of 1,024 tokens, one new
+token.  transformers runs `generate` with SDPA in float32, and in bfloat16 where that is not
+hopeless; the better is the baseline.  `ceiling` is what the products with the weights alone allow
+us.  Each engine has a process of its own and they take turns; nothing is cached between rounds.
+PYTHON is that of an environment with llama-cpp-python or vLLM (see scripts/bench/peers), MODEL.gguf
+the same model (scripts/bench/gguf_as.py writes one).  vLLM runs in bfloat16 where the processor
+multiplies it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ OURS, CEILING, BASELINES = "ours", "ceiling", ("transformers float32", "transfor
 
 def decode_speed(engine: Contestant, ids: Ids) -> float:
     """Tokens per second of the 2nd to the last new token, over the whole batch."""
-    first = engine.seconds(ids, 1)
-    return len(ids) * (NEW - 1) / (engine.seconds(ids, NEW) - first)
+    return engine.decode_speed(ids, NEW)
 
 
 def prefill_speed(engine: Contestant, ids: Ids) -> float:
