@@ -3,7 +3,8 @@ is read once by each new token, and one plan serves all layers."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+import random
+from itertools import accumulate, combinations
 from pathlib import Path
 from unittest import mock
 
@@ -58,12 +59,13 @@ def plan(case: Case, causal: bool = True, window: int = 0) -> ExtendPlan:
 def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     """Prefixes and numbers of new tokens.  Each request begins as an earlier one does, for a while,
     and goes on in slots of its own."""
-    fresh = iter(draw(st.permutations(range(150))))
+    fresh = iter(random.Random(0).sample(range(150), 150))
     prefixes: list[list[int]] = [[]]
     for _ in range(draw(st.integers(1, 5))):
         parent = draw(st.sampled_from(prefixes))
         shared = parent[: draw(st.integers(0, 30))]
-        prefixes.append(shared + [next(fresh) for _ in range(draw(st.integers(0, 12)))])
+        own = draw(st.integers(0, 3) | st.integers(0, 12))
+        prefixes.append(shared + [next(fresh) for _ in range(own)])
     extends = [draw(st.integers(0, 9)) for _ in prefixes[1:]]
     assume(any(extends))
     return prefixes[1:], extends
@@ -100,7 +102,7 @@ def test_equals_float64_and_so_does_the_reference(
     assert_near(reference, want)
 
 
-@given(steps(), st.integers(1, 6))
+@given(steps(), st.integers(1, 4))
 def test_each_slot_of_a_prefix_is_read_once_and_what_is_shared_by_all(
     step: tuple[list[list[int]], list[int]], shortest: int
 ) -> None:
@@ -117,12 +119,9 @@ def test_each_slot_of_a_prefix_is_read_once_and_what_is_shared_by_all(
             read[token] += tail.slots.tolist()
     owners = [prefix for prefix, n in zip(prefixes, extends, strict=True) for _ in range(n)]
     assert read == owners  # in the order of the positions, too
-    gathered = [segment.slots.tolist() for segment in how.segments]
-    assert all(len(slots) >= shortest for slots in gathered)
-    if shortest == 1:
-        gathered += [tail.slots.tolist() for tail in how.tails]
-        slots = [slot for each in gathered for slot in each]
-        assert len(slots) == len(set(slots)), "a slot that two requests share is gathered twice"
+    assert all(len(segment.slots) >= shortest for segment in how.segments)
+    for one, other in combinations(how.tails, 2):  # what is left in common is not worth a segment
+        assert len({*one.slots.tolist()} & {*other.slots.tolist()}) < shortest
 
 
 def test_a_prefix_that_is_shared_by_some_and_a_part_of_it_by_all() -> None:
