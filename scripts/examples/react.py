@@ -39,12 +39,19 @@ TRACES = [
 ]
 
 
+def actions(turn: int, turns: int) -> list[str]:
+    """It looks before it answers, and answers in the end."""
+    if turn == turns:
+        return ["Finish"]
+    return ACTIONS if turn > 1 else ["Search", "Lookup"]
+
+
 @sgl.function
 def react(s, question: str, observe: Callable[[str, str], str], turns: int = 4):
     s += INSTRUCTIONS + question + "\n"
     for turn in range(1, turns + 1):
         s += f"Thought {turn}:" + sgl.gen("thought", stop="\n") + f"\nAction {turn}: "
-        s += sgl.select("action", ACTIONS if turn < turns else ["Finish"])
+        s += sgl.select("action", actions(turn, turns))
         s += "[" + sgl.gen("argument", stop=["]", "\n"], max_tokens=24) + "]\n"
         if s["action"] == "Finish":
             break
