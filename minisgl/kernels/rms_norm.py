@@ -23,10 +23,11 @@ def _root(eps: float) -> torch.Tensor:
 
 def rms_norm_ref(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
     # By the norm, since a tensor of squares costs; and in few calls, since a step has dozens of
-    # these: sqrt(mean(x²) + eps) is the hypotenuse over |x| / sqrt(D) and sqrt(eps).
+    # these: sqrt(mean(x²) + eps) is the hypotenuse over |x| / sqrt(D) and sqrt(eps).  Times its
+    # inverse, not divided by it: that rounds as in the code that the models were trained with.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    rms = norm.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps))
-    return (x / rms).mul_(w).to(x.dtype)
+    scale = norm.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps)).reciprocal_()
+    return (x * scale).mul_(w).to(x.dtype)
 
 
 def add_rms_norm_ref(
