@@ -4,7 +4,7 @@ The pool of single-token slots stays the source of truth; a request that starts 
 gathered from it once into a row of a slab, and each step appends its new tokens to the row.  Slabs
 have capacities 256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long
 request pays for its own length and nobody else's, and the rows of a slab are one batched product.
-A request that jumps forward appends several tokens, as a product of its own.
+A request that jumps forward appends several tokens, as a product of its own (slab_part.py).
 
     slab of capacity C, one tensor per layer:  [2 (K, V), rows, KV, C, D]        (slab.py)
 
@@ -135,17 +135,17 @@ class DecodeWorkspace(Generic[Owner]):
             for layer in self.place[owner].layers:
                 layer[:, row] = 0
 
-    def plan(self, decodes: Collection[Owner], extends: Mapping[Owner, range]) -> list[Owner]:
-        """Make room for one more token of each of `decodes`, and for the tokens at the positions
-        that `extends` gives; whose tokens `attend` is to get, in order.
+    def plan(self, decodes: Collection[Owner], extends: Mapping[Owner, int]) -> list[Owner]:
+        """Make room for one more token of each of `decodes`, and for as many as `extends` says;
+        whose tokens `attend` is to get, in order.
 
         Those without a row are left out, and so is one that finds no larger room (it then reads the
         pool).  Whoever else has a row keeps it.
         """
         for owner in decodes:
             self._make_room(owner, 1)
-        for owner, positions in extends.items():
-            self._make_room(owner, len(positions))
+        for owner, count in extends.items():
+            self._make_room(owner, count)
 
         self._parts, total = [], 0
         tokens: dict[Owner, range] = {}  # of the step
@@ -155,12 +155,12 @@ class DecodeWorkspace(Generic[Owner]):
                 self._parts.append(Part.decode(slab, rows, total))
                 tokens |= {slab.owners[row]: range(i, i + 1) for i, row in enumerate(rows, total)}
                 total += len(rows)
-        for owner, positions in extends.items():
+        for owner, count in extends.items():
             if owner in self:
-                slab, row, n = self.place[owner], self._row(owner), len(positions)
-                self._parts.append(Part.extend(slab, row, total, n, self.group))
-                tokens[owner] = range(total, total + n)
-                total += n
+                slab, row = self.place[owner], self._row(owner)
+                self._parts.append(Part.extend(slab, row, total, count, self.group))
+                tokens[owner] = range(total, total + count)
+                total += count
         for owner, its in tokens.items():
             self.place[owner].lengths[self._row(owner)] += len(its)
 

@@ -115,9 +115,7 @@ class ModelRunner:
             self._regroup(present)
         if self.workspace is None:
             return []
-        return self.workspace.plan(
-            set(step.decodes), {e.req: range(e.start, e.stop) for e in step.extends}
-        )
+        return self.workspace.plan(set(step.decodes), {e.req: len(e) for e in step.extends})
 
     def _regroup(self, present: list[Req]) -> None:
         """Requests started or stopped decoding: what do they share now?"""

@@ -54,8 +54,7 @@ class Model:
         for owner in extends:
             self.workspace.cut(owner, starts[owner])
         order = self.workspace.plan(
-            counts.keys() - extends.keys(),
-            {o: range(starts[o], starts[o] + counts[o]) for o in extends},
+            counts.keys() - extends.keys(), {owner: counts[owner] for owner in extends}
         )
         assert set(order) <= set(counts)
         for owner, n in counts.items():
