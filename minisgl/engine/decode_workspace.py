@@ -152,13 +152,13 @@ class DecodeWorkspace(Generic[Owner]):
         for slab in self.slabs.values():
             rows = [i for i, owner in enumerate(slab.owners) if owner in decodes]
             if rows:
-                self._parts.append(Part.decode(slab, rows, total))
+                self._parts.append(Part.decode(slab, rows))
                 tokens |= {slab.owners[row]: range(i, i + 1) for i, row in enumerate(rows, total)}
                 total += len(rows)
         for owner, count in extends.items():
             if owner in self:
                 slab, row = self.place[owner], self._row(owner)
-                self._parts.append(Part.extend(slab, row, total, count, self.group))
+                self._parts.append(Part.extend(slab, row, count, self.group))
                 tokens[owner] = range(total, total + count)
                 total += count
         for owner, its in tokens.items():
@@ -176,9 +176,10 @@ class DecodeWorkspace(Generic[Owner]):
         """q [W, H, D], kv [W, 2, KV, D] of the W tokens in `plan`'s order -> [W, H, D]."""
         if self.pool[0].dtype != self.dtype:
             kv = kv.to(self.pool[0].dtype).to(self.dtype)  # rounded as in the pool
+        theirs = list(zip(self._parts, self._split(q), self._split(kv), strict=True))
         if not self._shared_plans:
-            return _cat([part.attend(layer, q, kv, scale) for part in self._parts])
-        results = [part.attend_lse(layer, q, kv, scale) for part in self._parts]
+            return _cat([part.attend(layer, q, kv, scale) for part, q, kv in theirs])
+        results = [part.attend_lse(layer, q, kv, scale) for part, q, kv in theirs]
         o, lse = _cat([o for o, _ in results]), _cat([lse for _, lse in results])
         for layers, members in self._shared_plans:
             k, v = layers[layer]
@@ -190,6 +191,12 @@ class DecodeWorkspace(Generic[Owner]):
                 o.index_copy_(0, members, merged[0])
                 lse.index_copy_(0, members, merged[1])
         return o
+
+    def _split(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """x [W, ...] -> what each part has of it."""
+        if len(self._parts) == 1:
+            return (x,)
+        return x.split_with_sizes([part.count for part in self._parts])
 
     def _row(self, owner: Owner) -> int:
         return self.place[owner].owners.index(owner)

@@ -15,7 +15,7 @@ import torch
 from minisgl.engine.images import NARROW
 from minisgl.engine.output import TokenLogprob
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Extend
+from minisgl.engine.step import Extend
 from minisgl.engine.transfer import send
 from minisgl.kernels.logprob import logprob
 from minisgl.kernels.top_tokens import top_tokens

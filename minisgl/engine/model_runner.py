@@ -10,8 +10,9 @@ import torch
 
 from minisgl.engine.decode_workspace import DecodeWorkspace
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Extend, Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
 from minisgl.engine.segments import Segment, find_segments, pack
+from minisgl.engine.step import Extend, Step
 from minisgl.engine.transfer import send
 from minisgl.engine.vision_cache import VisionCache
 from minisgl.kernels.cascade_attention import Segments
@@ -233,13 +234,8 @@ def _in_order(step: Step, seated: Sequence[Req]) -> tuple[list[Extend], int]:
     # come in the order of `step.extends`.
     extends = {e.req: e for e in step.extends}
     is_seated = set(seated)
-    runs = [extends.get(req) or _next_token(req) for req in seated]
-    decodes = [_next_token(req) for req in step.decodes if req not in is_seated]
+    runs = [extends.get(req) or Extend.next_token(req) for req in seated]
+    decodes = [Extend.next_token(req) for req in step.decodes if req not in is_seated]
     runs += decodes
     runs += [e for e in step.extends if e.req not in is_seated]
     return runs, len(decodes)
-
-
-def _next_token(req: Req) -> Extend:
-    """A decode is an extend by one token."""
-    return Extend(req, req.kv_len, req.kv_len + 1)

@@ -18,50 +18,16 @@ Slots change hands in six places, and only here: `_admit` and `_follow` (the tre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.radix_cache import Match, Peek, RadixCache
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.cache.table_cache import TableCache
 from minisgl.engine.req import Req
+from minisgl.engine.step import Extend, Step
 from minisgl.engine.waiting import WINDOW, WaitingQueue
 
 CACHES = {"tree": RadixCache, "table": TableCache, "none": RadixCache}  # the last stays empty
 PROMPT_ROWS = 512  # of logits of prompts in one step: each row is a vocabulary of floats
-
-
-@dataclass(frozen=True)
-class Extend:
-    """A chunk: positions [start, stop) of `req` are computed in this step."""
-
-    req: Req
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the request's next token can be sampled after it."""
-        return self.stop == self.req.seq_len
-
-    @property
-    def prompt_rows(self) -> range:
-        """Positions in it whose logits are wanted for the prompt's next token, which is known."""
-        return range(max(self.start, self.req.logits_from), self.stop - self.is_last)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one forward pass computes: one token of each of `decodes`, and the `extends`."""
-
-    decodes: list[Req]
-    extends: list[Extend]
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.extends)
 
 
 class Scheduler:

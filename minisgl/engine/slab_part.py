@@ -23,21 +23,20 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 @dataclass(frozen=True)
 class Part(Generic[Owner]):
-    """Tokens [start, stop) of a step, and rows [first, last) of a slab."""
+    """`count` tokens of a step, and rows [first, last) of a slab."""
 
     slab: Slab[Owner]
-    start: int
-    stop: int
+    count: int
     first: int
     last: int
     longest: int  # tokens of the longest of the rows, the new ones included
-    target: torch.Tensor  # [tokens · 2 · KV]: where the new K and V heads go
+    target: torch.Tensor  # [count · 2 · KV]: where the new K and V heads go
     mask: torch.Tensor | None  # added to the scores [rows · KV, M, longest]; None: all are seen
     decoding: torch.Tensor | None = None  # the rows that decode; None: each of them
     is_extend: bool = False
 
     @classmethod
-    def decode(cls, slab: Slab[Owner], rows: Sequence[int], start: int) -> Part[Owner]:
+    def decode(cls, slab: Slab[Owner], rows: Sequence[int]) -> Part[Owner]:
         """One more token of each of `rows`, ascending."""
         lengths = torch.tensor(slab.lengths[: rows[-1] + 1])  # before the new token
         decoding = None if len(rows) == len(lengths) else torch.tensor(rows)
@@ -48,11 +47,10 @@ class Part(Generic[Owner]):
             hidden = torch.arange(longest) > lengths[:, None]  # [rows, longest]
             mask = _mask(hidden[:, None], slab).repeat_interleave(slab.num_kv_heads, dim=0)
         target = _target(slab, torch.tensor(rows), new)
-        stop = start + len(rows)
-        return cls(slab, start, stop, 0, len(lengths), longest, target, mask, decoding)
+        return cls(slab, len(rows), 0, len(lengths), longest, target, mask, decoding)
 
     @classmethod
-    def extend(cls, slab: Slab[Owner], row: int, start: int, count: int, group: int) -> Part[Owner]:
+    def extend(cls, slab: Slab[Owner], row: int, count: int, group: int) -> Part[Owner]:
         """`count` more tokens of `row`; `group` query heads share a KV head."""
         length = slab.lengths[row]
         longest = length + count
@@ -62,17 +60,16 @@ class Part(Generic[Owner]):
             hidden = torch.arange(longest) > position[:, None]  # [count, longest]
             mask = _mask(hidden, slab).repeat_interleave(group, dim=0)[None]
         target = _target(slab, torch.full((count,), row), position)
-        stop = start + count
-        return cls(slab, start, stop, row, row + 1, longest, target, mask, is_extend=True)
+        return cls(slab, count, row, row + 1, longest, target, mask, is_extend=True)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor, scale: float) -> torch.Tensor:
-        """q [W, H, D] and kv [W, 2, KV, D] of the whole step -> [tokens, H, D] of this part."""
+        """q [count, H, D] and kv [count, 2, KV, D] of its tokens -> [count, H, D]."""
         return self._tokens(slab_attention(*self._operands(layer, q, kv), self.mask, scale))
 
     def attend_lse(
         self, layer: int, q: torch.Tensor, kv: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`attend`, and the lse [tokens, H] to merge it by (kernels/slab_attention.py)."""
+        """`attend`, and the lse [count, H] to merge it by (kernels/slab_attention.py)."""
         o, lse = slab_attention_lse(*self._operands(layer, q, kv), self.mask, scale)
         return self._tokens(o), self._tokens(lse)
 
@@ -81,8 +78,8 @@ class Part(Generic[Owner]):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Append; q [rows, heads, D], and k and v [rows · KV, longest, D]."""
         KV, C, D = self.slab.num_kv_heads, self.slab.capacity, self.slab.head_dim
-        data, q = self.slab.layers[layer], q[self.start : self.stop]
-        data.view(-1, D).index_copy_(0, self.target, kv[self.start : self.stop].reshape(-1, D))
+        data = self.slab.layers[layer]
+        data.view(-1, D).index_copy_(0, self.target, kv.reshape(-1, D))
         k, v = data.view(2, -1, C, D)[:, self.first * KV : self.last * KV, : self.longest]
         if self.is_extend:
             q = _fold(q, KV)
@@ -91,9 +88,9 @@ class Part(Generic[Owner]):
         return q, k, v
 
     def _tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, heads, ...] -> [tokens, H, ...]"""
+        """x [rows, heads, ...] -> [count, H, ...]"""
         if self.is_extend:
-            return _unfold(x, self.slab.num_kv_heads, self.stop - self.start)
+            return _unfold(x, self.slab.num_kv_heads, self.count)
         return x if self.decoding is None else x[self.decoding]
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.step import Step
 
 Event = dict[str, Any]
 

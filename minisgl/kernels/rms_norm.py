@@ -17,8 +17,9 @@ from minisgl.kernels.dispatch import tl, triton, use_triton
 
 
 @cache
-def _root(eps: float) -> torch.Tensor:
-    return torch.tensor(eps**0.5, dtype=torch.float32)
+def _constant(value: float) -> torch.Tensor:
+    """As a tensor: a Python number would be made into one in each call."""
+    return torch.tensor(value, dtype=torch.float32)
 
 
 def rms_norm_ref(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
@@ -26,7 +27,8 @@ def rms_norm_ref(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
     # these: sqrt(mean(x²) + eps) is the hypotenuse over |x| / sqrt(D) and sqrt(eps).  Times its
     # inverse, not divided by it: that rounds as in the code that the models were trained with.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = norm.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps)).reciprocal_()
+    inverse, root = _constant(x.shape[-1] ** -0.5), _constant(eps**0.5)
+    scale = norm.mul_(inverse).hypot_(root).reciprocal_()
     return (x * scale).mul_(w).to(x.dtype)
 
 

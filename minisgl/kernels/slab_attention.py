@@ -17,6 +17,8 @@ base-2 one of online_softmax) of each; see `merge`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 
@@ -87,4 +89,9 @@ def _scores(
     if mask is not None:
         return torch.baddbmm(mask, rows, k.transpose(1, 2), alpha=scale)
     # beta = 0: the first operand is never read, only its dtype
-    return torch.baddbmm(rows.new_empty(1), rows, k.transpose(1, 2), beta=0, alpha=scale)
+    return torch.baddbmm(_unread(rows.dtype), rows, k.transpose(1, 2), beta=0, alpha=scale)
+
+
+@cache
+def _unread(dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(1, dtype=dtype)

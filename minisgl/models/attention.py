@@ -49,7 +49,8 @@ class RadixAttention(nn.Module):
         parts: list[torch.Tensor] = []
         if seated:
             assert batch.workspace is not None
-            parts.append(batch.workspace.attend(self.layer, q[:seated], kv[:seated], self.scale))
+            its = (q, kv) if seated == T else (q[:seated], kv[:seated])
+            parts.append(batch.workspace.attend(self.layer, *its, self.scale))
         if batch.num_paged:
             assert batch.decode_rows is not None and batch.decode_seq_lens is not None
             paged_batch = (

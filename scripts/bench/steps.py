@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from minisgl import Engine
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.step import Step
 from minisgl.engine.trace import Times
 
 

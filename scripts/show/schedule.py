@@ -23,7 +23,8 @@ from minisgl import SamplingParams
 from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.step import Step
 from minisgl.engine.trace import Times, Trace
 from scripts.show.trace import draw, load
 

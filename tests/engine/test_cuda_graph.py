@@ -20,7 +20,7 @@ from minisgl import Engine, SamplingParams
 from minisgl.engine import cuda_graph
 from minisgl.engine.cuda_graph import CudaGraphRunner, batch_sizes
 from minisgl.engine.model_runner import ModelRunner
-from minisgl.engine.scheduler import Step
+from minisgl.engine.step import Step
 from minisgl.kernels import decode_attention
 from minisgl.kernels.dispatch import INTERPRETED
 from tests.engine.recorded_graph import RecordedGraphs

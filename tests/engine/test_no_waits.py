@@ -29,7 +29,8 @@ from minisgl.engine.logprobs import output_logprobs
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
-from minisgl.engine.scheduler import Extend, Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.step import Extend, Step
 from minisgl.engine.transfer import ALIGNMENT, send
 from minisgl.kernels import block_sizes
 from minisgl.kernels.dispatch import INTERPRETED

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.config import POLICIES
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Step
+from minisgl.engine.step import Step
 from tests.reference.prefix_model import PrefixModel, answer_alone, distinct_prefixes
 
 

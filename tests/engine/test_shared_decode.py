@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minisgl import Completion, Engine
 from minisgl.engine import model_runner
 from minisgl.engine.cuda_graph import CudaGraphRunner
-from minisgl.engine.scheduler import Step
+from minisgl.engine.step import Step
 from scripts.make_tiny_model import make_tiny_model
 from tests.engine.common import fp32, greedy
 

@@ -30,7 +30,8 @@ from minisgl.engine.logprobs import output_logprobs
 from minisgl.engine.model_runner import ModelRunner
 from minisgl.engine.req import Req
 from minisgl.engine.sampler import sample_rows
-from minisgl.engine.scheduler import Extend, Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.step import Extend, Step
 from minisgl.fsm import Guide, VocabIndex, compile_regex
 from minisgl.models.config import ModelConfig, RopeConfig
 from minisgl.models.llama import LlamaForCausalLM

@@ -21,7 +21,8 @@ from minisgl.cache.kv_pool import KVPool
 from minisgl.cache.req_to_token import ReqToToken
 from minisgl.detokenizer import Detokenizer
 from minisgl.engine.req import Req
-from minisgl.engine.scheduler import Scheduler, Step
+from minisgl.engine.scheduler import Scheduler
+from minisgl.engine.step import Step
 
 Prefix = tuple[str | None, tuple[int, ...]]
 
