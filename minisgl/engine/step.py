@@ -9,11 +9,15 @@ from minisgl.engine.req import Req
 
 @dataclass(frozen=True)
 class Extend:
-    """A chunk: positions [start, stop) of `req` are computed in this step."""
+    """A chunk: positions [start, stop) of `req` are computed in this step.
+
+    is_last: the request's next token can be sampled after it.
+    """
 
     req: Req
     start: int
     stop: int
+    is_last: bool
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -21,12 +25,7 @@ class Extend:
     @classmethod
     def next_token(cls, req: Req) -> Extend:
         """A decode is an extend by one token."""
-        return cls(req, req.kv_len, req.kv_len + 1)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the request's next token can be sampled after it."""
-        return self.stop == self.req.seq_len
+        return cls(req, req.kv_len, req.kv_len + 1, is_last=True)
 
     @property
     def prompt_rows(self) -> range:
@@ -40,6 +39,12 @@ class Step:
 
     decodes: list[Req]
     extends: list[Extend]
+
+    @property
+    def rows(self) -> int:
+        """Of logits: as many tokens pass the model's last layer."""
+        wanted = sum(extend.is_last + len(extend.prompt_rows) for extend in self.extends)
+        return len(self.decodes) + wanted
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.extends)

@@ -24,7 +24,10 @@ from minisgl.parallel import Parallel
 
 
 class Attention(nn.Module):
-    """qkv projection, RadixAttention, output projection.  x [T, D] -> [T, D]."""
+    """qkv projection, RadixAttention, output projection.  x [T, D] -> [T, D], or [L, D] of `rows`.
+
+    Every token leaves its keys and values, but only those of `rows` [L] go on (None: all do).
+    """
 
     def __init__(self, config: ModelConfig, layer: int, parallel: Parallel) -> None:
         super().__init__()
@@ -44,8 +47,11 @@ class Attention(nn.Module):
             c.num_heads * c.head_dim, c.hidden_size, bias=c.attention_bias, parallel=parallel
         )
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        y: torch.Tensor = self.out(self.attend(self.qkv(x), batch))
+    def forward(
+        self, x: torch.Tensor, batch: ForwardBatch, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x = self.attend(self.qkv(x), batch)
+        y: torch.Tensor = self.out(x if rows is None else x[rows])
         return y
 
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
@@ -56,7 +62,10 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One block; `residual` is the stream, `x` what the previous block adds to it."""
+    """One block; `residual` is the stream, `x` what the previous block adds to it.
+
+    `rows`: the tokens that go on after the block's attention; None: all.
+    """
 
     mlp_name = "mlp"  # as checkpoints call it
 
@@ -74,13 +83,19 @@ class DecoderLayer(nn.Module):
         return GatedMLP(c.hidden_size, c.intermediate_size, bias=c.mlp_bias, parallel=parallel)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             x, residual = self.attention_norm(x), x
         else:
             x, residual = self.attention_norm.add(x, residual)
-        x = self.attention(x, batch)
+        x = self.attention(x, batch, rows)
+        if rows is not None:
+            residual = residual[rows]
         x, residual = self.mlp_norm.add(x, residual)
         return self.mlp(x), residual
 
@@ -94,7 +109,7 @@ class DecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """ids [T] -> hidden states [T, D], normalised."""
+    """ids [T] -> normalised hidden states [L, D] of the L tokens in `batch.logit_rows`."""
 
     def __init__(
         self, config: ModelConfig, max_len: int, parallel: Parallel, block: type[DecoderLayer]
@@ -116,12 +131,13 @@ class LlamaModel(nn.Module):
         if batch.image_rows is not None:
             assert batch.image_features is not None
             x.index_copy_(0, batch.image_rows, batch.image_features)
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        if batch.logit_rows is not None:  # only these go on to the LM head
-            assert residual is not None
-            x, residual = x[batch.logit_rows], residual[batch.logit_rows]
-        return self.norm(x) if residual is None else self.norm.add(x, residual)[0]
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            # Of a prompt's other tokens, nobody reads more than the keys and values.
+            rows = batch.logit_rows if i == last else None
+            x, residual = layer(x, residual, batch, rows)
+        assert residual is not None
+        return self.norm.add(x, residual)[0]
 
 
 class LlamaForCausalLM(nn.Module):

@@ -18,11 +18,13 @@ class StepRecord:
     seconds: from before it was scheduled until its requests were dealt with.
     prefilled: tokens of prompts that were computed.
     decoding: requests that got one more token.
+    rows: of logits.
     """
 
     seconds: float
     prefilled: int
     decoding: int
+    rows: int
 
     @property
     def tokens(self) -> int:
@@ -52,7 +54,8 @@ class Steps:
     def step(self, step: Step, times: Times, scheduler: Scheduler) -> None:
         """See `Trace.step`."""
         prefilled = sum(extend.stop - extend.start for extend in step.extends)
-        record = StepRecord(times.end - times.start, prefilled, len(step.decodes))
+        seconds = times.end - times.start
+        record = StepRecord(seconds, prefilled, len(step.decodes), step.rows)
         self._records.append(record)
 
     def end(self, req: Req, reason: str) -> None:

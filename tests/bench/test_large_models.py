@@ -57,7 +57,7 @@ def test_two_ranks_answer_like_one_and_say_less_when_a_prefix_is_cached() -> Non
             equal, answers = result.raw[name][other]["equal"]
             assert equal == answers > 0, (name, other)
     for said in result.raw["all_reduce"].values():
-        assert said["per_token"] == (2 * 2 + 1) * 32 * 4
+        assert (said["per_sum"], said["layers"]) == (32 * 4, 2)
         assert said["counted"] == said["total"] > 0
     ours, off = (column(result, 2, f"tokens computed, {OURS}"), column(result, 2, "all off"))
     assert all(0 < a < b for a, b in zip(ours, off, strict=True))  # type: ignore[operator]

@@ -22,7 +22,7 @@ def steps(a: float, b: float, c: float, noise: float = 0.0) -> list[StepRecord]:
     """Each of AMOUNTS 20 times, by these costs."""
     rng = random.Random(0)
     return [
-        StepRecord((a + b * p + c * d) * (1 + rng.uniform(-noise, noise)), p, d)
+        StepRecord((a + b * p + c * d) * (1 + rng.uniform(-noise, noise)), p, d, d)
         for p, d in AMOUNTS * 20
     ]
 
@@ -42,14 +42,14 @@ def test_noise_is_told_and_makes_no_cost_negative() -> None:
     costs = (found.step, found.prefill_token, found.decode_request)
     assert costs == pytest.approx((0.01, 1e-4, 1e-3), rel=0.1)
     assert 0.05 < found.error < 0.15 < found.worst < 0.25
-    falling = [StepRecord(0.02 - 1e-4 * d, 16 * (d % 3), d) for d in range(1, 9)]
+    falling = [StepRecord(0.02 - 1e-4 * d, 16 * (d % 3), d, d) for d in range(1, 9)]
     assert fit(falling).decode_request == 0.0
     assert "half of which it meets within" in str(found)
 
 
 def test_steps_that_are_all_alike_tell_nothing() -> None:
     with pytest.raises(ValueError, match="20 steps are too few, or too much alike"):
-        fit([StepRecord(0.01, 0, n) for n in range(1, 21)])
+        fit([StepRecord(0.01, 0, n, n) for n in range(1, 21)])
     with pytest.raises(ValueError, match="2 steps are too few"):
         fit(steps(1, 1, 1)[:2])
 

@@ -97,8 +97,8 @@ def test_pressure_chunks_and_shared_prefixes(tiny_model_dir: Path) -> None:
 
 
 def test_traffic_is_what_the_formula_says(tiny_model_dir: Path) -> None:
-    """docs/scaling.md: per token two sums in each layer and one of the embedding; per row of logits
-    a part of the vocabulary."""
+    """docs/scaling.md: per token two sums in each layer and one of the embedding, but in the last
+    layer per row of logits; per such row a part of the vocabulary."""
     with engine_of(tiny_model_dir, tp_size=2) as engine:
         traffic = parallel_model(engine).ranks.parallel.traffic
         c: ModelConfig = engine.model_config
@@ -106,7 +106,8 @@ def test_traffic_is_what_the_formula_says(tiny_model_dir: Path) -> None:
             [1, 2, 3, 4, 5], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         )
         tokens, rows = 5 + 3, 4  # the last token is never computed with
-        assert traffic.all_reduce == tokens * (2 * c.num_layers + 1) * c.hidden_size * 4
+        sums = tokens * (2 * c.num_layers - 1) + rows * 2
+        assert traffic.all_reduce == sums * c.hidden_size * 4
         assert traffic.all_gather == rows * -(-c.vocab_size // 2) * 4
         with pytest.raises(ValueError, match="one engine of a process at a time"):
             Engine(str(tiny_model_dir), tp_size=2, kv_tokens=100)

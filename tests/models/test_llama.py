@@ -121,11 +121,24 @@ def test_a_weight_is_kept_once_and_counted(sizes: dict[str, Any], tmp_path: Path
     assert weight_bytes(half) == weight_bytes(model) + change * products
 
 
-def test_only_the_wanted_rows_reach_the_head(tiny_model_dir: Path) -> None:
-    model = load(tiny_model_dir)
+@pytest.mark.parametrize("wanted", [[3, 1], [2], []], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"architecture": "MixtralForCausalLM", "num_experts": 4}], ids=str
+)
+def test_only_the_wanted_rows_go_on_after_the_last_attention(
+    wanted: list[int], architecture: str, tmp_path: Path
+) -> None:
+    model = load(make_tiny_model(tmp_path / "model", architecture=architecture))
     ids, slots = [5, 6, 7, 8], [3, 1, 2, 0]
+    rows: list[int] = []  # what each MLP gets
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     with torch.inference_mode():
-        every = model(make_batch(model, ids, 0, empty_pool(model), slots))
-        batch = make_batch(model, ids, 0, empty_pool(model), slots)
-        batch.logit_rows = torch.tensor([3, 1])
-        torch.testing.assert_close(model(batch), every[[3, 1]], atol=1e-5, rtol=1e-5)
+        every, pool = model(make_batch(model, ids, 0, empty_pool(model), slots)), empty_pool(model)
+        rows.clear()
+        batch = make_batch(model, ids, 0, pool, slots)
+        batch.logit_rows = torch.tensor(wanted, dtype=torch.int64)
+        torch.testing.assert_close(model(batch), every[wanted], atol=1e-5, rtol=1e-5)
+    assert rows == [len(ids)] * (len(rows) - 1) + [len(wanted)]
+    for layer in pool:  # every token's keys and values are there
+        assert layer[slots].abs().amin(dim=(1, 2, 3)).gt(0).all()

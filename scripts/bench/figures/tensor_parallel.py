@@ -10,8 +10,9 @@ as it needs with `--real-shapes`, and else over two ranks:
 
 On a CPU, and with a single GPU, the ranks are processes that talk over Gloo and share the cores.
 That shows that they answer like one, and what they say to each other; it shows no speed, and "one
-rank" is faster.  What a rank hands to the sums, per token, is (2 layers + 1) hidden numbers
-(docs/scaling.md), whatever carries them: a token that is cached costs no communication either.
+rank" is faster.  What a rank hands to the sums is (2 layers - 1) hidden numbers for each token, and
+two more for each whose logits are wanted (docs/scaling.md), whatever carries them: a token that is
+cached costs no communication either.
 
 How to read it: a bar is a system's programs per second relative to ours; the last table is what
 each rank hands to all-reduce during a workload.
@@ -49,22 +50,30 @@ RANKS, ONE_RANK = 2, "ours, one rank"
 class Spoken:
     """What each rank of one system hands to all-reduce.
 
-    per_token: bytes for each token that is computed, by the formula.
+    per_sum: bytes of one token in one sum.
+    layers: of the model.
     tokens: computed in each workload.
-    total: bytes for all tokens since its start, by the formula.
+    bytes: of each workload, by the formula.
+    total: bytes since its start, by the formula.
     counted: the same as the rank counts them; None on a GPU, where a replay of recorded kernels
         calls no Python that could count.
     """
 
-    per_token: int = 0
+    per_sum: int = 0
+    layers: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
     total: int = 0
     counted: int | None = None
+
+    def of(self, tokens: int, rows: int) -> int:
+        """Bytes by the formula of docs/scaling.md."""
+        return (tokens * (2 * self.layers - 1) + rows * 2) * self.per_sum
 
 
 @dataclass(frozen=True)
 class Counting(System):
-    """A system that counts the tokens which its engine computes."""
+    """A system that counts what its engine computes."""
 
     steps: Steps | None = None
     spoken: Spoken = field(default_factory=Spoken)
@@ -73,15 +82,18 @@ class Counting(System):
         """See `System`."""
         self.count()
         run = super().run(workload, jobs, parallel)
-        self.spoken.tokens[workload.name] = self.count()
+        name = workload.name
+        self.spoken.tokens[name], self.spoken.bytes[name] = self.count()
         return run
 
-    def count(self) -> int:
-        """Tokens since the last call."""
+    def count(self) -> tuple[int, int]:
+        """Tokens since the last call, and what a rank handed to the sums for them."""
         assert self.steps is not None
-        tokens = sum(record.tokens for record in self.steps.take())
-        self.spoken.total += tokens * self.spoken.per_token
-        return tokens
+        records = self.steps.take()
+        tokens = sum(record.tokens for record in records)
+        given = self.spoken.of(tokens, sum(record.rows for record in records))
+        self.spoken.total += given
+        return tokens, given
 
 
 @contextmanager
@@ -90,8 +102,8 @@ def counting(opened: Opener, spoken: dict[str, Spoken]) -> Iterator[System]:
     with opened() as system:
         engine: Engine = system.backend.engine  # type: ignore[attr-defined]
         c = engine.model_config
-        per_token = (2 * c.num_layers + 1) * c.hidden_size * engine.placement.dtype.itemsize
-        said = spoken[system.name] = Spoken(per_token)
+        per_sum = c.hidden_size * engine.placement.dtype.itemsize
+        said = spoken[system.name] = Spoken(per_sum, c.num_layers)
         counts = Counting(system.name, system.backend, system.switches, Steps(engine), said)
         yield counts
         counts.count()
@@ -128,10 +140,10 @@ def run(
 
 
 def _agreement(name: str, said: Spoken) -> str:
-    formula = f"{name}: {said.per_token:,} bytes a token into sums, {said.total:,} in all"
+    formula = f"{name}: {said.total:,} bytes into sums by the formula"
     if said.counted is None:
-        return f"{formula}, by the formula."
-    return f"{formula} by the formula; rank 0 counted {said.counted:,}."
+        return f"{formula}."
+    return f"{formula}; rank 0 counted {said.counted:,}."
 
 
 def _table(names: Sequence[str], spoken: dict[str, Spoken]) -> Table:
@@ -143,8 +155,8 @@ def _table(names: Sequence[str], spoken: dict[str, Spoken]) -> Table:
                 "workload": WORKLOADS[name].title,
                 "tokens computed, ours": tokens[OURS],
                 "all off": tokens[OFF],
-                "MiB summed, ours": tokens[OURS] * spoken[OURS].per_token / 2**20,
-                "MiB, all off": tokens[OFF] * spoken[OFF].per_token / 2**20,
+                "MiB summed, ours": spoken[OURS].bytes[name] / 2**20,
+                "MiB, all off": spoken[OFF].bytes[name] / 2**20,
                 "times less": tokens[OFF] / tokens[OURS],
             }
         )
