@@ -148,7 +148,7 @@ class Scheduler:
             slots = self._alloc(n)
             self.req_to_token.write(req.row, start, slots)
             self._share(req, slots)
-            extends.append(Extend(req, start, start + n, is_last=start + n == req.seq_len))
+            extends.append(Extend.of(req, start, start + n))
         return n
 
     def _admit_waiting(self, budget: int, extends: list[Extend]) -> None:

@@ -12,12 +12,20 @@ class Extend:
     """A chunk: positions [start, stop) of `req` are computed in this step.
 
     is_last: the request's next token can be sampled after it.
+    prompt_rows: positions in it whose logits tell how likely the prompt's next token is.
     """
 
     req: Req
     start: int
     stop: int
     is_last: bool
+    prompt_rows: range
+
+    @classmethod
+    def of(cls, req: Req, start: int, stop: int) -> Extend:
+        """Planned as `req` is now: when the step is done, it wants other logits."""
+        is_last = stop == req.seq_len
+        return cls(req, start, stop, is_last, range(max(start, req.logits_from), stop - is_last))
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -25,12 +33,7 @@ class Extend:
     @classmethod
     def next_token(cls, req: Req) -> Extend:
         """A decode is an extend by one token."""
-        return cls(req, req.kv_len, req.kv_len + 1, is_last=True)
-
-    @property
-    def prompt_rows(self) -> range:
-        """Positions in it whose logits are wanted for the prompt's next token, which is known."""
-        return range(max(self.start, self.req.logits_from), self.stop - self.is_last)
+        return cls.of(req, req.kv_len, req.kv_len + 1)
 
 
 @dataclass(frozen=True)

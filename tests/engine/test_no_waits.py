@@ -199,7 +199,7 @@ def test_a_mixed_step_does_not_wait_either(
     *decodes, new = running(runner, tiny_model_dir)
     new.output_ids, new.kv_len = [], 0
     with Copies() as copies:
-        asked, logits, _ = runner.forward(Step(decodes, [Extend(new, 0, 3, is_last=True)]))
+        asked, logits, _ = runner.forward(Step(decodes, [Extend.of(new, 0, 3)]))
     assert (copies.count, reads, len(asked), logits.shape[0]) == (1, [], B, B)
     assert "_extend_attention_kernel" in launches
 

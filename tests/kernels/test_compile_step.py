@@ -101,7 +101,7 @@ class Runner:
     def mixed(self) -> None:
         """Three decodes, a whole prompt, and a chunk of a long one; sampling with everything on."""
         decodes, new, long = [self.req() for _ in range(3)], self.req(0, 7), self.req(0, 100)
-        step = Step(decodes, [Extend(new, 0, 7, is_last=True), Extend(long, 0, 90, is_last=False)])
+        step = Step(decodes, [Extend.of(new, 0, 7), Extend.of(long, 0, 90)])
         reqs, logits, _ = self.runner.forward(step)
         assert len(sample_rows(logits, reqs)) == 4
         output_logprobs(logits, [1, 2, 3, 4], reqs)
