@@ -176,7 +176,7 @@ class DecodeWorkspace(Generic[Owner]):
         """q [W, H, D], kv [W, 2, KV, D] of the W tokens in `plan`'s order -> [W, H, D]."""
         if self.pool[0].dtype != self.dtype:
             kv = kv.to(self.pool[0].dtype).to(self.dtype)  # rounded as in the pool
-        theirs = list(zip(self._parts, self._split(q), self._split(kv), strict=True))
+        theirs = zip(self._parts, self._split(q), self._split(kv), strict=True)
         if not self._shared_plans:
             return _cat([part.attend(layer, q, kv, scale) for part, q, kv in theirs])
         results = [part.attend_lse(layer, q, kv, scale) for part, q, kv in theirs]

@@ -27,13 +27,13 @@ class Extend:
         is_last = stop == req.seq_len
         return cls(req, start, stop, is_last, range(max(start, req.logits_from), stop - is_last))
 
-    def __len__(self) -> int:
-        return self.stop - self.start
-
     @classmethod
     def next_token(cls, req: Req) -> Extend:
         """A decode is an extend by one token."""
         return cls.of(req, req.kv_len, req.kv_len + 1)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Steps:
 
     def step(self, step: Step, times: Times, scheduler: Scheduler) -> None:
         """See `Trace.step`."""
-        prefilled = sum(extend.stop - extend.start for extend in step.extends)
+        prefilled = sum(map(len, step.extends))
         seconds = times.end - times.start
         record = StepRecord(seconds, prefilled, len(step.decodes), step.rows)
         self._records.append(record)
