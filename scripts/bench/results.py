@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 Cell = str | int | float | None
-VERSIONS = ("minisgl", "torch", "triton", "transformers")  # of packages that a figure depends on
+VERSIONS = ("torch", "triton", "transformers")  # of packages that a figure depends on
 
 
 @dataclass
@@ -149,6 +149,8 @@ def machine() -> dict[str, str]:
     """Enough of the machine, and of what is installed, to read a figure by."""
     import torch
 
+    from minisgl import __version__
+
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -161,6 +163,7 @@ def machine() -> dict[str, str]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
+        "minisgl": __version__,  # its own word: a clone may not be installed
     }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()

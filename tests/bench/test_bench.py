@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from minisgl import __version__
 from scripts.bench import __main__ as bench
 from scripts.bench import charts, figures
 from scripts.bench.figures import FIGURES, Options
@@ -68,6 +69,7 @@ def test_a_figure_leaves_json_charts_and_pictures(
     expected.title, expected.machine, expected.command = "Good", result.machine, result.command
     assert result == expected
     assert {"cpu", "torch", "threads", "date"} <= result.machine.keys()
+    assert result.machine["minisgl"] == __version__, "also where it is not installed"
     # The directory is this machine's business; what the reader types is not.
     shown = f"python -m scripts.bench good --quick --data {tmp_path.name.upper()} --rounds 3"
     assert result.command.endswith(shown)

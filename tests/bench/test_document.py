@@ -67,7 +67,7 @@ def test_no_committed_result_is_without_its_command_and_its_machine() -> None:
     for name in BENCHMARKS.places():
         its = Result.load(BENCHMARKS.results / f"{name}.json")
         assert re.match(r"(OMP_NUM_THREADS=\d+ )?python -m scripts\.bench[. ]", its.command), name
-        assert {"cpu", "torch", "date"} <= its.machine.keys(), name
+        assert {"cpu", "minisgl", "torch", "date"} <= its.machine.keys(), name
 
 
 def test_a_result_becomes_a_block_and_prose_stays(page: Document, tmp_path: Path) -> None:
