@@ -37,11 +37,11 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "num_key_value_heads": 8,
         "sliding_window": None,
-        "rope_theta": 1e6,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
 }
+_DEFAULT_THETA = {"LlamaForCausalLM": 1e4, "MistralForCausalLM": 1e4, "MixtralForCausalLM": 1e6}
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class ModelConfig:
             rms_norm_eps=float(c["rms_norm_eps"]),
             max_position=c["max_position_embeddings"],
             tie_word_embeddings=bool(c.get("tie_word_embeddings", False)),
-            rope=_rope(c),
+            rope=_rope(c, _DEFAULT_THETA[architecture]),
             num_experts=c["num_local_experts"] if mixtral else 0,
             experts_per_token=c["num_experts_per_tok"] if mixtral else 0,
             sliding_window=0 if llama else c["sliding_window"] or 0,
@@ -266,28 +266,27 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         )
 
 
-def _rope(config: Mapping[str, Any]) -> RopeConfig:
+def _rope(config: Mapping[str, Any], default_theta: float) -> RopeConfig:
     """Both spellings: transformers 5's `rope_parameters`, and `rope_theta` with `rope_scaling`.
 
-    Subtle: a file with `rope_parameters` but no theta is refused, since a default theta there is
-    silently wrong by a factor of up to 100.  A file with neither is an early Llama: theta 10,000.
+    Subtle: `rope_parameters` without a theta are refused, since a default theta there is silently
+    wrong by a factor of up to 100; and so is Llama 3's scaling, which is younger than the key.  Any
+    other file without one is older, and means its architecture's `default_theta`.
     """
-    new, old = config.get("rope_parameters"), config.get("rope_scaling")
-    if new and old and new != old:
+    new, old = _rope_keys(config, "rope_parameters"), _rope_keys(config, "rope_scaling")
+    if new and old and {**new, "rope_theta": None} != {**old, "rope_theta": None}:
         raise ValueError(f"rope_parameters {new} and rope_scaling {old} contradict each other")
-    given: Mapping[str, Any] = new or old or {}
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise ValueError(f"rope parameters per kind of layer are not supported: {sorted(given)}")
+    given = new or old
+    kind = given.get("rope_type", "default")
     theta = given.get("rope_theta", config.get("rope_theta"))
     if theta is None:
-        if new is not None:
-            raise ValueError(f"rope_parameters {dict(new)} give no rope_theta")
-        theta = 10000.0
+        if config.get("rope_parameters") is not None or kind == "llama3":
+            raise ValueError(f"{given} of a rotary embedding give no rope_theta")
+        theta = default_theta
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ValueError(f"partial_rotary_factor {partial} is not supported; only 1.0 is")
 
-    kind = given.get("rope_type", given.get("type", "default"))
     max_position = int(config["max_position_embeddings"])
     original = (
         config.get("original_max_position_embeddings")
@@ -312,6 +311,24 @@ def _rope(config: Mapping[str, Any]) -> RopeConfig:
         mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
         truncate=bool(given.get("truncate", True)),
     )
+
+
+def _rope_keys(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What stands under `key`, its kind in any case as "rope_type"; {} if nothing does."""
+    found = config.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{key} is {found!r}; it must be an object")
+    given = dict(found)
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise ValueError(f"rope parameters per kind of layer are not supported: {sorted(given)}")
+    new, old = given.pop("rope_type", None), given.pop("type", None)
+    if new and old and new != old:
+        raise ValueError(f"{key} names two kinds: rope_type {new!r} and type {old!r}")
+    if kind := new or old:
+        return {**given, "rope_type": kind}
+    if given.keys() - {"rope_theta", "partial_rotary_factor"}:
+        raise ValueError(f"{key} {given} gives no rope_type")
+    return given
 
 
 def _token_ids(config: Mapping[str, Any]) -> frozenset[int]:

@@ -25,6 +25,7 @@ LLAMA: dict[str, Any] = {
     "bos_token_id": 1,
 }
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"]}
 
 
 def read(base: dict[str, Any] = LLAMA, generation: Any = None, **changes: Any) -> ModelConfig:
@@ -80,19 +81,34 @@ def test_rope_scaling_in_both_spellings(key: str) -> None:
     assert read(rope_scaling=None).rope.type == "default"
 
 
-def test_theta_comes_from_rope_parameters_and_is_never_guessed_there() -> None:
-    old = {k: v for k, v in LLAMA.items() if k != "rope_theta"}
-    new = {"rope_type": "default", "rope_theta": 1e6}
-    assert read(old, rope_parameters=new).rope.theta == 1e6
-    assert read(rope_parameters=new).rope.theta == 1e6
+@pytest.mark.parametrize(
+    ("base", "oldest"),
+    [(LLAMA, 1e4), (MISTRAL, 1e4), (MIXTRAL, 1e6)],
+    ids=["Llama", "Mistral", "Mixtral"],
+)
+def test_theta_comes_from_rope_parameters_and_is_never_guessed_there(
+    base: dict[str, Any], oldest: float
+) -> None:
+    old = {k: v for k, v in base.items() if k != "rope_theta"}
+    new = {"rope_type": "default", "rope_theta": 2e6}
+    assert read(old, rope_parameters=new).rope.theta == 2e6
+    assert read(base, rope_parameters=new).rope.theta == 2e6
+    for none in ({}, {"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
+        with pytest.raises(ValueError, match="no rope_theta"):
+            read(old, rope_parameters=none)
+    # The first of their kind had no such key, also where their context was stretched.
+    assert read(old).rope.theta == oldest
+    assert read(old, rope_scaling={"type": "linear", "factor": 2.0}).rope.theta == oldest
+    llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
     with pytest.raises(ValueError, match="no rope_theta"):
-        read(old, rope_parameters={"rope_type": "default"})
-    assert read(old).rope.theta == 10000.0  # the first Llama, which had no such key
+        read(old, rope_scaling=llama3)
 
 
 def test_rope_parameters_and_rope_scaling_must_agree() -> None:
     linear = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    assert read(rope_parameters=linear, rope_scaling=linear).rope.factor == 2
+    for same in (linear, {"type": "linear", "factor": 2}):
+        rope = read(rope_parameters=linear, rope_scaling=same).rope
+        assert (rope.type, rope.factor, rope.theta) == ("linear", 2, 1e4)
     with pytest.raises(ValueError, match="contradict"):
         read(rope_parameters=linear, rope_scaling={"type": "linear", "factor": 4.0})
 
@@ -109,6 +125,10 @@ def test_rope_parameters_and_rope_scaling_must_agree() -> None:
             {"rope_scaling": {"type": "longrope"}},
             "'longrope'.*default, linear, dynamic, llama3, yarn",
         ),
+        ({"rope_scaling": {"factor": 4.0}}, "rope_scaling .'factor': 4.0. gives no rope_type"),
+        ({"rope_parameters": {"factor": 4.0, "rope_theta": 1e4}}, "gives no rope_type"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 4}}, "two kinds"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs 'factor'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "needs 'low_freq_factor'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per kind of layer"),
