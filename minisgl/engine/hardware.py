@@ -15,12 +15,14 @@ from minisgl.config import EngineConfig
 class Placement:
     """Where and in what numbers a model runs.
 
+    dtype, kv_dtype: of weights and activations, and of the keys and values in the pool.
     half_weights: float32 weights are multiplied as float16 (kernels/cpu_linear.py).
     """
 
     device: torch.device
     dtype: torch.dtype
-    half_weights: bool
+    kv_dtype: torch.dtype
+    half_weights: bool = False
     notice: str | None = None
 
 
@@ -41,23 +43,22 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
     if config.device == "cuda" and not has_cuda:
         raise ValueError("device='cuda': PyTorch sees no GPU here; use device='cpu' or 'auto'")
     asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    kv_asked = None if config.kv_dtype == "auto" else getattr(torch, config.kv_dtype)
     if config.device != "cpu" and has_cuda:
         device = _gpu(config.tp_size, local_rank)
         dtype = asked or (torch.float16 if checkpoint_dtype == torch.float16 else torch.bfloat16)
-        if dtype == torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
-            return Placement(
-                device,
-                torch.float16,
-                half_weights=False,
-                notice="this GPU has no bfloat16: running in float16",
-            )
-        return Placement(device, dtype, half_weights=False)
+        kv_dtype = kv_asked or dtype
+        if torch.bfloat16 not in (dtype, kv_dtype) or torch.cuda.get_device_capability() >= (8, 0):
+            return Placement(device, dtype, kv_dtype)
+        dtype, kv_dtype = (
+            torch.float16 if each == torch.bfloat16 else each for each in (dtype, kv_dtype)
+        )
+        notice = "this GPU has no bfloat16: running in float16"
+        return Placement(device, dtype, kv_dtype, notice=notice)
     cpu = torch.device("cpu")
-    if asked is not None:
-        return Placement(cpu, asked, half_weights=False)
-    if cpu_multiplies_bfloat16():
-        return Placement(cpu, torch.bfloat16, half_weights=False)
-    return Placement(cpu, torch.float32, half_weights=True)
+    dtype = asked or (torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32)
+    is_rounded = asked is None and dtype == torch.float32
+    return Placement(cpu, dtype, kv_asked or dtype, half_weights=is_rounded)
 
 
 def _gpu(tp_size: int, local_rank: int) -> torch.device:

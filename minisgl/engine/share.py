@@ -80,13 +80,12 @@ def load_share(
         progress=progress,
         dummy=settings.is_dummy,
     )
-    kv_dtype = dtype if settings.kv_dtype == "auto" else getattr(torch, settings.kv_dtype)
     memory = plan_memory(
         settings,
         config,
         weights=weight_bytes(net),
         context_length=context_length,
-        dtype=kv_dtype,
+        dtype=placement.kv_dtype,
         device=device,
         vision=settings.vision_cache_mib * 2**20 if vision else 0,
         parallel=parallel,
@@ -98,7 +97,9 @@ def load_share(
     if progress:
         print(memory, file=sys.stderr)  # noqa: T201  # asked for
     kv_heads = kv_heads_of(config.num_kv_heads, parallel)
-    pool = KVPool(memory.slots, config.num_layers, kv_heads, config.head_dim, kv_dtype, device)
+    pool = KVPool(
+        memory.slots, config.num_layers, kv_heads, config.head_dim, placement.kv_dtype, device
+    )
     req_to_token = ReqToToken(settings.max_running, context_length, device)
     return Share(config, vision, placement, context_length, net, memory, pool, req_to_token)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import io
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,17 @@ class TestFrames:
             assert levels(load_video(source, num_frames=4)) == [0, 50, 100, 150]
             assert levels(load_video(source, indices=[3, 1, 1])) == [30, 10, 10]
             assert load(Video(source, num_frames=4)).key == load_video(source, num_frames=4).key
+
+    @pytest.mark.parametrize("form", ["WEBP", "PNG", "GIF"])
+    def test_a_transparent_frame_is_white(self, form: str) -> None:
+        frames = [PIL.Image.new("RGBA", (16, 16), (255, 0, 0, alpha)) for alpha in (0, 255)]
+        buffer = io.BytesIO()
+        frames[0].save(
+            buffer, form, save_all=True, append_images=frames[1:], lossless=True, disposal=2
+        )
+        video = load_video(buffer.getvalue())
+        corners = [np.asarray(frame)[0, 0].tolist() for frame in video.frames]
+        assert corners == [[255, 255, 255], [255, 0, 0]]
 
     @given(count=st.integers(1, 1000), data=st.data())
     def test_evenly_is_evenly(self, count: int, data: st.DataObject) -> None:

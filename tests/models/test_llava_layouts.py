@@ -185,6 +185,22 @@ def test_the_authors_15_has_its_tower_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "architecture", "text"),
+    [
+        ("llava", "LlavaLlamaForCausalLM", "LlamaForCausalLM"),
+        ("llava_llama", "LlavaLlamaForCausalLM", "LlamaForCausalLM"),
+        ("llava_mistral", "LlavaMistralForCausalLM", "MistralForCausalLM"),
+    ],
+)
+def test_the_authors_layout_by_its_model_type_alone(
+    kind: str, architecture: str, text: str, tmp_path: Path
+) -> None:
+    without_weights(tmp_path)
+    config = read(tmp_path, AUTHORS_16_VICUNA_7B, architectures=None, model_type=kind)
+    assert (config.architecture, config.text.architecture) == (architecture, text)
+
+
+@pytest.mark.parametrize(
     "config", [LLAVA_15_7B, NEXT_MISTRAL_7B], ids=lambda c: c["architectures"][0]
 )
 def test_defaults_are_those_of_transformers(config: dict[str, Any], tmp_path: Path) -> None:
@@ -203,6 +219,7 @@ def test_defaults_are_those_of_transformers(config: dict[str, Any], tmp_path: Pa
     for name in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
                  "head_dim", "vocab_size", "max_position", "rms_norm_eps", "dtype"):  # fmt: skip
         assert getattr(whole.text, name) == getattr(ours.text, name), name
+    assert whole.text.rope.theta == ours.text.rope.theta
     assert whole.feature_layers == ours.feature_layers
     assert whole.grid_pinpoints == ours.grid_pinpoints
 
