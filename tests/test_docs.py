@@ -155,6 +155,14 @@ def test_the_readme_says_at_once_whose_import_name_it_shares() -> None:
     assert "sgl-project/mini-sglang" in head and "import" in head
 
 
+def test_the_readme_says_what_is_not_there_and_where_the_exercises_are() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = readme.split("## What is not supported, and why", 1)[1].split("\n## ", 1)[0]
+    for name in ("Quantised", "Expert parallelism", "LoRA", "draft models", "Training"):
+        assert name in missing, f"{name}: README.md says nowhere that it is missing"
+    assert re.search(r"tour ends in exercises", readme)
+
+
 @pytest.mark.parametrize("chapter", TOUR, ids=page_id)
 def test_tour_chapters_keep_their_form(chapter: Path) -> None:
     text = chapter.read_text(encoding="utf-8")

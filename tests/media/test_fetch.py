@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minisgl.media import Limits, load, load_video
-from tests.media.common import PNG
+from tests.media.common import CAT, PNG
 
 
 class Site(BaseHTTPRequestHandler):
@@ -76,6 +79,24 @@ def site() -> Iterator[str]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def test_the_forms_that_the_docs_name_are_read(site: str, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lang.md").read_text(encoding="utf-8")
+    table = page.split("| form of `image(...)` | example |\n|---|---|\n", 1)[1].split("\n\n", 1)[0]
+    (tmp_path / "cat.png").write_bytes(PNG)
+    text = base64.b64encode(PNG).decode()
+    forms: dict[str, Any] = {
+        "a file": str(tmp_path / "cat.png"),
+        "its bytes": PNG,
+        "base64": text,
+        "a data: URL": f"data:image/png;base64,{text}",
+        "an http or https URL": f"{site}/cat.png",
+        "a PIL image": CAT,
+        "an array": np.asarray(CAT),
+    }
+    assert [row.split("|")[1].strip() for row in table.splitlines()] == list(forms)
+    assert len({load(form).key for form in forms.values()}) == 1
 
 
 class TestHttp:
