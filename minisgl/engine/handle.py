@@ -120,7 +120,7 @@ class Mailbox:
         outcome = self._outcome
         self._text, self._ids, self._logprobs = [], [], None
         if isinstance(outcome, BaseException):
-            if ids:
+            if text or ids:
                 return Chunk(text, ids, None, logprobs)  # the error comes with the next read
             self._end_was_read = True
             raise outcome

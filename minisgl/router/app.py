@@ -89,7 +89,8 @@ def make_app(fleet: Fleet, reader: Reader) -> ASGIApp:
         path, body = request.url.path, await request.body()
         question = Question()
         if path in GENERATING:
-            with contextlib.suppress(ValueError):  # a worker refuses it, and finds better words
+            # A worker refuses it, and finds better words.
+            with contextlib.suppress(ValueError, RecursionError):
                 question = await run_in_threadpool(reader.read, path, body)
         target = path + (f"?{request.url.query}" if request.url.query else "")
         headers = headers_of(request.headers) | fleet.headers

@@ -113,5 +113,5 @@ class Reader:
 
 
 def _expected(most: int | None, answers: int | None) -> int:
-    """Tokens of the answers to a prompt."""
-    return (GUESS if most is None else min(most, MOST)) * (answers or 1)
+    """Tokens of the answers to a prompt; none where the numbers are below what a worker takes."""
+    return max(0, GUESS if most is None else min(most, MOST)) * max(0, answers or 1)

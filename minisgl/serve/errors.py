@@ -114,6 +114,8 @@ def refusing() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ApiError(400, str(error)) from error
+    except RecursionError as error:
+        raise ApiError(400, "the request is nested too deeply") from error
 
 
 def told(error: Exception) -> ApiError:

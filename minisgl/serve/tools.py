@@ -98,7 +98,7 @@ def parse(text: str, style: Style, names: Collection[str]) -> tuple[str, list[Ca
     for piece in found:
         try:
             value = json.loads(piece)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text, []
         for item in value if style.is_list and isinstance(value, list) else [value]:
             call = _call(item, style, names)

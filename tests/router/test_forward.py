@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minisgl.router.reader import Reader
 from tests.router.common import CHUNKED, Asked, FakeWorker, chunk, reply, routing
 from tests.serve.common import LONG, request, until
 
@@ -109,6 +111,16 @@ def test_a_refusal_is_the_workers_own_and_is_not_believed_to_be_cached() -> None
         assert got.status_code == 400 and got.json() == error
         assert client.post("/generate", content=b"no json").json() == error
         assert router.state()[0]["tree_tokens"] == 0
+
+
+def test_what_is_nested_too_deeply_is_the_workers_to_refuse(tiny_model_dir: Path) -> None:
+    error = {"error": {"message": "nested too deeply"}}
+    worker = FakeWorker(lambda asked: reply(error, "400 Bad Request"))
+    message = {"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}
+    with routing([worker], Reader(tiny_model_dir)) as router, router.client() as client:
+        router.server.ready.result(LONG)
+        got = client.post("/v1/chat/completions", json={"messages": [message]})
+        assert got.status_code == 400 and got.json() == error
 
 
 def streaming(pieces: list[bytes], end: bytes | None) -> Any:

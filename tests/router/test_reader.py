@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.router.balancer import Balancer
+from minisgl.router.policy import Policy
 from minisgl.router.reader import Reader
 from minisgl.router.usage import usage_of
 from tests.models.tiny_llava import make_tiny_llava
@@ -54,6 +56,30 @@ def test_what_a_worker_would_refuse_can_not_be_read(
 ) -> None:
     with pytest.raises(ValueError, match=r"."):
         Reader(tiny_model_dir).read(path, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": -9}}),
+        ("/generate", {"text": ["a", "b"], "sampling_params": {"n": -9}}),
+        ("/v1/completions", {"prompt": "a", "n": -9}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -9}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": -9}),
+    ],
+)
+def test_no_request_promises_less_than_nothing(
+    tiny_model_dir: Path, path: str, body: dict[str, object]
+) -> None:
+    """A worker refuses it, and its load is then what it was before."""
+    question = Reader(tiny_model_dir).read(path, json.dumps(body).encode())
+    balancer = Balancer(Policy())
+    balancer.join(0)
+    ticket = balancer.send(question)
+    assert ticket is not None and ticket.seat.load >= question.length
+    with ticket:
+        pass
+    assert ticket.seat.load == 0
 
 
 def test_usage_is_read_from_every_kind_of_answer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -31,6 +32,17 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     return error
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"items": value}
+    return value
+
+
+def a_call(arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 def params(**more: Any) -> dict[str, Any]:
@@ -143,6 +155,19 @@ def test_a_bad_request_is_refused_in_words(
 def test_a_body_that_is_none(server: Running, body: bytes, kind: str, why: str) -> None:
     answer = server.http.post(COMPLETIONS, content=body, headers={"Content-Type": kind})
     assert why in error_of(answer, 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (COMPLETIONS, {"json_schema": {"not": nested(700)}}),
+        (GENERATE, params(json_schema=json.dumps(nested(700)))),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [a_call("[" * 100_000)]}]}),
+    ],
+)
+def test_what_is_nested_too_deeply(server: Running, path: str, more: dict[str, Any]) -> None:
+    error = error_of(server.post(path, BASE[path] | more), 400)
+    assert "nested too deeply" in error["message"]
 
 
 def test_where_in_a_body(server: Running) -> None:

@@ -90,6 +90,7 @@ class TestParse:
             (HERMES, '<tool_call>{"name": "clock", "arguments": [1]}</tool_call>'),
             (MISTRAL, "[1, 2]"),
             (MISTRAL, "[]"),
+            (MISTRAL, "[" * 100_000),
             (LLAMA, '{"name": ["clock"]}'),
             (LLAMA, "5"),
             (LLAMA, ""),
