@@ -78,6 +78,8 @@ def gen(
 
     Args:
         name: of the variable; None: `gen_0`, `gen_1`, ... in the order of the program.
+        max_tokens: None, as for the others: not given.  Until the context is full: where the
+            program is run, `run(max_tokens=None)`.
         n: answers; the variable is a list then, and the text goes on with the first.
         dtype: int, float, bool, str, Literal[...], an Enum, a dataclass or a pydantic model: the
             answer is such a value (see `minisgl.lang.dtypes`).

@@ -78,16 +78,23 @@ def completion_logprobs(
     return {
         "tokens": [token_text(tokenizer, token) for token, _ in told],
         "token_logprobs": [each and _finite(each.logprob) for _, each in told],
-        "top_logprobs": [
-            each and {token_text(tokenizer, token): _finite(lp) for token, lp in each.top}
-            for _, each in told
-        ],
+        "top_logprobs": [each and _by_text(each.top, tokenizer) for _, each in told],
         "text_offset": offsets,
     }
 
 
+def _by_text(top: Sequence[tuple[int, float]], tokenizer: Tokenizer) -> dict[str, float]:
+    """The likeliest of the tokens that have one text is named by it ("A" may be a piece, and a
+    byte of its own, too), any other "token_id:65"."""
+    found: dict[str, float] = {}
+    for token, logprob in top:
+        text = token_text(tokenizer, token)
+        found[f"token_id:{token}" if text in found else text] = _finite(logprob)
+    return found
+
+
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; part of a character is "bytes:\\\\xf0\\\\x9f", so that no two are alike."""
+    """A token's text; part of a character is "bytes:\\\\xf0\\\\x9f", so that halves differ."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode()

@@ -117,6 +117,8 @@ def test_other_models_equal_transformers_past_their_window(
         assert ids(engine.generate(prompts, GREEDY)) == expected
         assert ids(engine.generate(prompts, GREEDY)) == expected  # warm
         engine.check()
+    with fp32(str(path), prefill_budget=6) as engine:  # in chunks shorter than the window
+        assert ids(engine.generate(prompts, GREEDY)) == expected
 
 
 def test_the_default_model_equals_transformers_on_twenty_prompts(default_model_dir: Path) -> None:
@@ -300,6 +302,63 @@ class TestStops:
         engine.check()
         assert engine.generate(PROMPTS[2], greedy(3)).completion_tokens == 3
 
+    @pytest.mark.parametrize("skip", [True, False])
+    @pytest.mark.parametrize("keep", [False, True])
+    def test_a_stop_token_is_cut_off_or_kept_as_a_stop_string_is(
+        self, engine: Engine, keep: bool, skip: bool
+    ) -> None:
+        """A word as a stop id, the end of text, and a stop string that is one special token."""
+        tokenizer = engine.tokenizer
+        word, eos = tokenizer.encode("A")[-1], tokenizer.special_tokens["<|im_end|>"]
+        turn = tokenizer.special_tokens["<|im_start|>"]
+        bang = tokenizer.encode("!")[-1]
+        kinds: list[tuple[int, dict[str, Any], str]] = [
+            (word, {"stop_token_ids": (word,)}, "A" * keep),
+            (eos, {"ignore_eos": False}, "<|im_end|>" * (keep and not skip)),
+            (turn, {"stop": ("<|im_start|>",)}, "<|im_start|>" * keep),  # it was asked for by name
+        ]
+        for token, settings, kept in kinds:
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=9,
+                min_tokens=3,  # three times "!", as the likelier token is forbidden
+                logit_bias={bang: 80, token: 100},  # type: ignore[arg-type]
+                no_stop_trim=keep,
+                skip_special_tokens=skip,
+                **{"ignore_eos": True, **settings},
+            )
+            out = engine.generate([5, 6, 7], params)
+            assert (out.token_ids, out.finish_reason) == ([bang] * 3 + [token], "stop")
+            assert out.text == "!!!" + kept
+            assert "".join(piece.text for piece in engine.stream([5, 6, 7], params)) == out.text
+
+    @pytest.mark.parametrize(("skip", "text"), [(True, ""), (False, "<|im_start|>" * 4)])
+    def test_special_tokens_are_skipped_or_shown(
+        self, engine: Engine, skip: bool, text: str
+    ) -> None:
+        turn = engine.tokenizer.special_tokens["<|im_start|>"]
+        params = greedy(4, logit_bias={turn: 100}, skip_special_tokens=skip)
+        out = engine.generate([5, 6, 7], params)
+        assert (out.text, out.token_ids) == (text, [turn] * 4)
+        assert "".join(piece.text for piece in engine.stream([5, 6, 7], params)) == text
+
+    @pytest.mark.parametrize(("most", "reason"), [(9, "stop"), (1, "length")])
+    def test_half_a_character_at_the_end_is_one_replacement(
+        self, engine: Engine, most: int, reason: str
+    ) -> None:
+        every = range(engine.tokenizer.vocab_size)
+        half = next(i for i in every if engine.tokenizer.token_bytes(i) == "世".encode()[:1])
+        (eos,) = engine.tokenizer.eos_token_ids
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=most,
+            min_tokens=1,
+            logit_bias={half: 80, eos: 100},  # type: ignore[arg-type]
+        )
+        out = engine.generate([5, 6, 7], params)
+        assert (out.token_ids, out.finish_reason) == ([half, eos][:most], reason)
+        assert "".join(p.text for p in engine.stream([5, 6, 7], params)) == out.text == "\ufffd"
+
     @pytest.mark.parametrize("prompt", PROMPTS)
     def test_streamed_pieces_join_to_the_whole(self, engine: Engine, prompt: str) -> None:
         whole = engine.generate(prompt, GREEDY)
@@ -321,6 +380,8 @@ class TestSampling:
         free = SamplingParams(temperature=1.5, max_tokens=16, ignore_eos=True)
         answers = {tuple(c.token_ids) for c in engine.generate([PROMPTS[0]] * 4, free)}
         assert len(answers) > 1
+        one_by_one = {tuple(engine.generate(PROMPTS[0], free).token_ids) for _ in range(4)}
+        assert len(one_by_one) > 1
 
     def test_greedy_and_sampled_rows_in_one_batch(self, engine: Engine) -> None:
         hot = SamplingParams(temperature=2.0, max_tokens=12, ignore_eos=True)

@@ -22,6 +22,7 @@ import minisgl.lang as sgl
 from minisgl.chat_template import ChatTemplate
 from minisgl.lang.backends.api import chosen
 from minisgl.lang.chat_format import ChatFormat
+from minisgl.sampling import SamplingParams
 from scripts.bench import api_speculation
 from tests.lang.fake import CHATML, config_of
 from tests.lang.fake_api import Asked, FakeApi, Fault, tokens
@@ -517,6 +518,51 @@ def test_settings_go_where_the_api_has_them(api: FakeApi) -> None:
     assert not {"max_tokens", "max_completion_tokens"} & set(api.asked[-1].body)
     with pytest.raises(ValueError, match="max_tokens=0"):
         ask(qa, backend=chat(api), max_tokens=0)
+
+
+EVERY: dict[str, Any] = {  # another value than the default, of each setting
+    "n": 2, "max_tokens": 9, "min_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9,
+    "min_p": 0.1, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.5,
+    "logit_bias": {5: 1.0}, "seed": 7, "stop": ("END",), "stop_regex": ("x+",),
+    "stop_token_ids": (3,), "ignore_eos": True, "skip_special_tokens": False, "no_stop_trim": True,
+    "regex": "[a-z .\n]+", "json_schema": {"type": "object"}, "json_space": 0, "logprobs": 2,
+    "prompt_logprobs_from": 1, "namespace": "tenant",
+}  # fmt: skip
+
+
+def of_ours(api: FakeApi, **others: Any) -> sgl.RuntimeEndpoint:
+    api.info["server"] = "minisgl"
+    return endpoint(api, **others)
+
+
+def extended(api: FakeApi, **others: Any) -> sgl.OpenAI:
+    return chat(api, extensions=True, **others)
+
+
+def extended_completion(api: FakeApi, **others: Any) -> sgl.OpenAI:
+    return completion(api, extensions=True, **others)
+
+
+@pytest.mark.parametrize("make", [*ALL, extended, extended_completion, of_ours])
+def test_every_setting_is_sent_or_refused_by_its_name(api: FakeApi, make: Make) -> None:
+    """None is taken and then ignored."""
+    assert set(EVERY) == {field.name for field in dataclasses.fields(SamplingParams)}
+    program, backend = program_of(completion if make is extended_completion else make), make(api)
+
+    def sent(**settings: Any) -> list[Any]:
+        api.asked.clear()
+        program.run(backend=backend, **{"max_tokens": 8, **settings})
+        return [asked.body for asked in api.asked]
+
+    plain = sent()
+    for name, value in EVERY.items():
+        try:
+            found = sent(**{name: value})
+        except ValueError as error:
+            assert f"{name}=" in str(error) and api.asked == []
+        else:
+            assert found != plain, name
+    assert sent() == plain
 
 
 def test_a_refusal_is_an_error(api: FakeApi) -> None:

@@ -264,7 +264,9 @@ class TestSelect:
     )
     @settings(max_examples=15)
     @given(
-        prompt=st.sampled_from(["The capital of France is", "user: tree ", "A", "Paris. Two re"]),
+        prompt=st.sampled_from(
+            ["The capital of France is", "user: tree ", "A", "Paris. Two re", "A<|im_end|>"]
+        ),
         choices=st.lists(
             st.sampled_from([" Paris", " Par", "is", " is", "quests", " t", "the tree", "5", " 5"]),
             min_size=2, max_size=5, unique=True,
@@ -373,6 +375,8 @@ class TestSelect:
             return g.run(backend=engine, **run)["x"]
 
         best = drawn({}, {})
+        unset = {"temperature": None}
+        assert {drawn(unset, {"temperature": 0.9}) for _ in range(4)} == {best}
         assert {drawn({}, {"temperature": 0.9}) for _ in range(8)} == {best}
         draws = [drawn({"temperature": 50.0, "seed": i}, {}) for i in range(30)]
         assert len(set(draws)) > 1

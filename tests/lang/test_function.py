@@ -22,7 +22,7 @@ import minisgl.lang as sgl
 from minisgl import SamplingParams
 from minisgl.lang.settings import Settings, is_setting
 from minisgl.lang.values import Argument, Value
-from tests.engine.common import LONG
+from tests.engine.common import LONG, in_thread
 from tests.lang.fake import Boom, FakeBackend, no_thread_stays, words
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +128,7 @@ class TestSettings:
         assert asked({}, {"max_new_tokens": 5}) == SamplingParams(max_tokens=5)
         assert asked({}, {"max_tokens": None}) == SamplingParams(max_tokens=None)
         assert asked({"max_tokens": 7}, {"max_tokens": 5}).max_tokens == 7
+        assert asked({"max_tokens": None}, {"max_tokens": 5}).max_tokens == 5  # it says nothing
         assert asked({"stop": "\n"}, {"stop": ["a", "b"]}).stop == ("\n",)
         assert asked({}, {"stop": None, "stop_token_ids": None}).stop == ()
         both = asked({"temperature": 0}, {"temperature": 0.5, "top_p": 0.9, "top_k": 4})
@@ -249,6 +250,29 @@ class TestBatch:
             opener.join()
         assert len(states) == 2000 and backend.most_running >= 2000
         assert most_threads < 20
+
+    def test_fifty_that_read_their_answers_are_asked_together_by_default(self) -> None:
+        """Each holds a thread while it waits, and the scheduler should see all of them."""
+        backend = FakeBackend()
+        backend.gate.clear()
+
+        @sgl.function
+        def f(s: sgl.ProgramState, i: int) -> str:
+            s += f"prefix {i % 5}, {i}" + sgl.gen("x", max_tokens=1)
+            return s["x"]
+
+        def open_gate() -> None:
+            end = time.monotonic() + LONG
+            while backend.running < 50 and time.monotonic() < end:
+                time.sleep(0.001)
+            backend.gate.set()
+
+        with no_thread_stays(), in_thread(open_gate):
+            states = f.run_batch([(i,) for i in range(50)], backend=backend)
+        assert backend.most_running == 50
+        assert [s.ret_value for s in states] == [
+            words(f"prefix {i % 5}, {i}", 1) for i in range(50)
+        ]
 
     def test_threads_are_bounded(self) -> None:
         running, most = 0, 0

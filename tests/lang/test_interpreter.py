@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
 
@@ -94,6 +94,10 @@ def best_choice(text: str, choices: list[str]) -> str:
         return sum(t[0] for t in tokens) / len(tokens)
 
     return max(choices, key=mean)
+
+
+async def all_of(pieces: AsyncIterator[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
 
 
 def test_hand_model_is_not_trivial() -> None:
@@ -192,6 +196,33 @@ class TestPrimitives:
         one = "1" + words("1", 1)
         state = f.run(backend=backend)
         assert state.ret_value == [words("1", 1), words(one + "2", 2), words("inner", 8)]
+
+    def test_who_reads_while_a_name_is_said_again_sees_one_value_or_the_other(self) -> None:
+        backend = FakeBackend()
+        reads: list[str] = []
+        began, over = threading.Event(), threading.Event()
+
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += "1" + sgl.gen("x")
+            s["x"]
+            began.set()
+            for i in range(20):
+                s += f"{i}" + sgl.gen("x")
+                s["x"]
+
+        def read() -> None:
+            while not over.is_set():
+                reads.append(state["x"])
+
+        with no_thread_stays():
+            state = f.run(backend=backend, stream=True)
+            assert began.wait(5)
+            with in_thread(read):
+                state.sync()
+                over.set()
+        whole = {words(text, 8) for text in backend.asked("stream")}
+        assert len(whole) == 21 and reads and set(reads) <= whole
 
     def test_unnamed_ones_are_numbered(self) -> None:
         @sgl.function
@@ -437,6 +468,8 @@ class TestErrors:
         "sync": lambda s: s.sync(),
         "pieces": lambda s: list(s.text_iter()),
         "pieces of a variable": lambda s: list(s.text_iter("y")),
+        "awaited pieces": lambda s: asyncio.run(all_of(s.text_async_iter())),
+        "awaited pieces of a variable": lambda s: asyncio.run(all_of(s.text_async_iter("y"))),
         "join": lambda s: s.fork(2).join(),
         "append": lambda s: (s.error(), s.extend("more")),
         "scope": lambda s: s["v"],
@@ -744,6 +777,28 @@ class TestStreams:
         state = f.run(backend=FakeBackend(), stream=True)
         state.sync()
         assert state.ret_value == [words("a", 8), words("b", 8)]
+
+    def test_a_program_of_branches_is_awaited_whole_or_by_a_variable(self) -> None:
+        @sgl.function
+        def f(s: sgl.ProgramState) -> None:
+            s += "start"
+            forks = s.fork(2)
+            forks += ["a", "b"]
+            forks += sgl.gen("x", max_tokens=2)
+            forks.join("concate_and_append")
+            s += "end" + sgl.gen("y", max_tokens=1)
+
+        state = f.run(backend=FakeBackend(delay=lambda _: 0.005), stream=True)
+
+        async def both() -> list[list[str]]:
+            return await asyncio.gather(
+                all_of(state.text_async_iter()), all_of(state.text_async_iter("y"))
+            )
+
+        whole, last = asyncio.run(both())
+        said = "starta" + words("starta", 2) + "b" + words("startb", 2) + "end"
+        assert "".join(whole) == state.text() == said + state["y"]
+        assert "".join(last) == state["y"] == words(said, 1)
 
     def test_a_program_that_does_not_stream_gives_its_text_whole(self) -> None:
         @sgl.function

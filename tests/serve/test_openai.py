@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from minisgl import Completion, SamplingParams
+from minisgl import Completion, SamplingParams, TokenLogprob
 from minisgl.serve.openai_reply import chat_logprobs, completion_logprobs, token_text
 from minisgl.serve.openai_types import ChatRequest, CompletionRequest
+from minisgl.tokenizer import Tokenizer
 from tests.serve.common import Running, events
+from tests.toy_tokenizers import sentencepiece
 
 PROMPT = "The first token is slow"
 MESSAGES: list[Any] = [{"role": "user", "content": "Who are you?"}]
@@ -104,7 +107,9 @@ class TestCompletions:
         told, tokenizer = said.choices[0].logprobs, server.engine.tokenizer
         assert told is not None and told.tokens is not None and told.text_offset is not None
         assert told.tokens == [token_text(tokenizer, i) for i in done.token_ids]
-        assert told.token_logprobs == [each.logprob for each in done.logprobs or ()]
+        assert told.token_logprobs == pytest.approx(
+            [each.logprob for each in done.logprobs or ()], abs=1e-4
+        )
         assert told.top_logprobs is not None and all(len(top) == 2 for top in told.top_logprobs)
         assert told.text_offset[0] == 0 and told.text_offset == sorted(told.text_offset)
 
@@ -247,7 +252,8 @@ class TestChat:
             told.content, done.token_ids, done.logprobs or (), strict=False
         ):
             assert bytes(each.bytes or ()) == tokenizer.token_bytes(token)
-            assert each.logprob == known.logprob and len(each.top_logprobs) == 3
+            assert each.logprob == pytest.approx(known.logprob, abs=1e-4)
+            assert len(each.top_logprobs) == 3
         # The same in a stream, piece by piece.
         pieces = server.openai.chat.completions.create(
             model="tiny", messages=MESSAGES, temperature=0, max_tokens=6, logprobs=True,
@@ -399,8 +405,6 @@ def test_numbers_that_json_has_not_and_halves_of_characters() -> None:
         def token_bytes(self, token: int) -> bytes:
             return [b"a", "🌶".encode()[:2], "🌶".encode()[2:]][token]
 
-    from minisgl.engine.output import TokenLogprob
-
     told = TokenLogprob(1, -math.inf, ((1, -math.inf), (2, -1.0)))
     found = completion_logprobs([(0, None), (1, told), (2, told)], Bytes(), 3)  # type: ignore[arg-type]
     assert found["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x8c\\xb6"]
@@ -409,3 +413,22 @@ def test_numbers_that_json_has_not_and_halves_of_characters() -> None:
     assert found["text_offset"] == [3, 4, 4]
     entry = chat_logprobs([told], Bytes())["content"][0]  # type: ignore[arg-type]
     assert (entry["bytes"], entry["logprob"]) == ([0xF0, 0x9F], -9999.0)
+
+
+def test_tokens_of_one_text_hide_none_of_each_other(tmp_path: Path) -> None:
+    """In a SentencePiece vocabulary a letter is a piece, and a byte of its own as well."""
+    tokenizer = Tokenizer(sentencepiece(tmp_path))
+    (piece,) = tokenizer.encode_continuation("!")
+    byte = next(i for i in range(piece) if tokenizer.token_bytes(i) == b"!")
+    likely = ((piece, -0.5), (byte, -2.0), (tokenizer.encode_continuation("e")[0], -3.0))
+    for top in (likely, likely[::-1]):
+        told = TokenLogprob(piece, -0.5, top)
+        found = completion_logprobs([(piece, told)], tokenizer, 0)
+        assert found["tokens"] == ["!"]
+        first, other = (piece, byte) if top is likely else (byte, piece)
+        values = dict(top)
+        assert found["top_logprobs"] == [
+            {"!": values[first], f"token_id:{other}": values[other], "e": -3.0}
+        ]
+        entries = chat_logprobs([told], tokenizer)["content"][0]["top_logprobs"]
+        assert [entry["logprob"] for entry in entries] == [value for _, value in top]
