@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -42,6 +42,9 @@ texts = st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"
 
 
 @given(text=texts)
+@example(text="<s>Hi")  # whether a space stands after a special token is the file's own choice
+@example(text="</s>there")
+@example(text="Hi</s> there")
 def test_encode_and_decode_equal_transformers(
     text: str, tokenizer: Tokenizer, theirs: PreTrainedTokenizerFast
 ) -> None:
