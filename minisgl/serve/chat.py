@@ -13,10 +13,9 @@ from starlette.responses import Response
 from minisgl.engine.output import Chunk, Completion
 from minisgl.serve import chat_prompt
 from minisgl.serve.access_log import note
-from minisgl.serve.completions import last_visible
 from minisgl.serve.desk import Asked, Desk, Questions, unless_left
 from minisgl.serve.errors import JSON
-from minisgl.serve.openai_reply import chat_logprobs, head, usage, visible
+from minisgl.serve.openai_reply import Offsets, chat_logprobs, head, last_visible, usage, visible
 from minisgl.serve.openai_types import ChatRequest, NamedTool, Tool
 from minisgl.serve.sse import Events, EventStream
 from minisgl.serve.tools import Call, Splitter, Style, parse, style_of
@@ -111,7 +110,7 @@ def _choice(i: int, plan: Plan, done: Completion) -> dict[str, Any]:
     logprobs = None
     if done.logprobs is not None:
         tokenizer = plan.desk.engine.tokenizer
-        told = visible(done.logprobs, len(done.text.encode()), tokenizer)
+        told = visible(done, Offsets.of_answer(tokenizer, plan.body))
         logprobs = chat_logprobs(told, tokenizer)
     reason = "tool_calls" if calls else done.finish_reason
     return {"index": i, "message": message, "logprobs": logprobs, "finish_reason": reason}
@@ -156,10 +155,10 @@ async def _events(asked: Asked, plan: Plan, told: dict[str, Any], request: Reque
 def _logprobs(chunk: Chunk, plan: Plan) -> dict[str, Any] | None:
     if chunk.logprobs is None:
         return None
-    engine, tokens = plan.desk.engine, chunk.logprobs
+    tokenizer, tokens = plan.desk.engine.tokenizer, chunk.logprobs
     if chunk.completion is not None:
-        tokens = last_visible(tokens, chunk.completion, engine)
-    return chat_logprobs(tokens, engine.tokenizer)
+        tokens = last_visible(tokens, chunk.completion, Offsets.of_answer(tokenizer, plan.body))
+    return chat_logprobs(tokens, tokenizer)
 
 
 def _shown(calls: Sequence[Call]) -> list[dict[str, Any]]:

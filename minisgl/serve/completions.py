@@ -6,7 +6,6 @@ choices, whole or in chunks, in the order  prompt 0 answer 0, prompt 0 answer 1,
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +17,17 @@ from minisgl.engine.output import Completion, TokenLogprob
 from minisgl.serve.access_log import note
 from minisgl.serve.desk import Asked, Desk, Questions, unless_left
 from minisgl.serve.errors import JSON
-from minisgl.serve.openai_reply import completion_logprobs, head, usage, visible
+from minisgl.serve.openai_reply import (
+    Offsets,
+    completion_logprobs,
+    head,
+    last_visible,
+    usage,
+    visible,
+)
 from minisgl.serve.openai_types import CompletionRequest
 from minisgl.serve.sse import Events, EventStream
+from minisgl.tokenizer import Tokenizer
 
 router = APIRouter()
 
@@ -59,6 +66,15 @@ class Plan:
             self.echoes.append(echo)
         return [(ids, params) for ids in self.prompts]
 
+    def offsets(self, place: int, tokenizer: Tokenizer) -> list[int]:
+        """Where the tokens of a prompt begin in its echo."""
+        ids, added, hidden = self.prompts[place], 0, tokenizer.special_ids
+        if isinstance(_as_list(self.body.prompt)[place], str):
+            # Special tokens that were written show; BOS, which was not, does not.
+            added, hidden = int(tokenizer.adds_bos), frozenset()
+        offsets = Offsets(tokenizer, hidden, is_start=True)
+        return [0] * added + [offsets.of(i) for i in ids[added:]]
+
     def chosen(self, done: list[Completion]) -> list[Completion]:
         """The n best answers to each prompt, by the mean log-probability of their tokens."""
         most = len(done) // len(self.prompts)
@@ -89,13 +105,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 def _choice(i: int, plan: Plan, done: Completion, engine: Engine) -> dict[str, Any]:
     echo, logprobs = plan.echoes[i // plan.n], None
     if plan.body.logprobs is not None:
-        size = len(done.text.encode("utf-8"))
-        answer = visible(done.logprobs or (), size, engine.tokenizer)
+        tokenizer = engine.tokenizer
+        answer = visible(done, Offsets.of_answer(tokenizer, plan.body))
         told: list[tuple[int, TokenLogprob | None]] = [(each.token_id, each) for each in answer]
+        place = Offsets.of_answer(tokenizer, plan.body, begin=len(echo))
+        offsets = [place.of(each.token_id) for each in answer]
         if plan.body.echo:
             prompt = zip(plan.prompts[i // plan.n], done.prompt_logprobs or (), strict=True)
             told = [*prompt, *told]
-        logprobs = completion_logprobs(told, engine.tokenizer, 0)
+            offsets = [*plan.offsets(i // plan.n, tokenizer), *offsets]
+        logprobs = completion_logprobs(told, tokenizer, offsets)
     return _shown(i, echo + done.text, logprobs, done.finish_reason)
 
 
@@ -108,7 +127,7 @@ async def _events(
 ) -> Events:
     body, tokenizer = plan.body, engine.tokenizer
     same = {**told, "usage": None} if body.includes_usage else told
-    sent = [0] * len(asked.handles)  # characters of each choice
+    places = [Offsets.of_answer(tokenizer, body) for _ in asked.handles]
     done: dict[int, Completion] = {}
     for i, echo in enumerate(e for e in plan.echoes for _ in range(plan.n)):
         if echo:
@@ -118,26 +137,16 @@ async def _events(
         if chunk.logprobs is not None:
             tokens = chunk.logprobs
             if chunk.completion is not None:
-                tokens = last_visible(tokens, chunk.completion, engine)
+                tokens = last_visible(tokens, chunk.completion, Offsets.of_answer(tokenizer, body))
             pairs = [(each.token_id, each) for each in tokens]
-            logprobs = completion_logprobs(pairs, tokenizer, sent[i])
-        sent[i] += len(chunk.text)
+            offsets = [places[i].of(each.token_id) for each in tokens]
+            logprobs = completion_logprobs(pairs, tokenizer, offsets)
         if chunk.completion is not None:
             done[i] = chunk.completion
         yield {**same, "choices": [_shown(i, chunk.text, logprobs, chunk.finish_reason)]}
     note(request.state, done.values())
     if body.includes_usage:
         yield {**told, "choices": [], "usage": usage(list(done.values()))}
-
-
-def last_visible(
-    tokens: Sequence[TokenLogprob], completion: Completion, engine: Engine
-) -> list[TokenLogprob]:
-    """Of the last `tokens` of an answer, those that its text shows."""
-    size = len(completion.text.encode("utf-8"))
-    shown = visible(completion.logprobs or (), size, engine.tokenizer)
-    before = completion.completion_tokens - len(tokens)
-    return shown[before:]
 
 
 def _mean(done: Completion) -> float:

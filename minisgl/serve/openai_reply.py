@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from minisgl.engine.output import Completion, TokenLogprob
-from minisgl.tokenizer import Tokenizer
+from minisgl.serve.openai_types import Sampled
+from minisgl.tokenizer import GrowingBytes, Tokenizer
 
 UNLIKELY = -9999.0  # OpenAI's number for a token that can't be; JSON has no -inf
 
@@ -38,16 +40,52 @@ def usage(done: Sequence[Completion]) -> dict[str, Any]:
     }
 
 
-def visible(told: Sequence[TokenLogprob], size: int, tokenizer: Tokenizer) -> list[TokenLogprob]:
-    """Of `told`, the tokens that begin within the next `size` bytes of text: not EOS, nor those of
-    a stop string that was cut off."""
-    kept, at = [], 0
-    for each in told:
-        if at >= size:
-            break
-        kept.append(each)
-        at += len(tokenizer.token_bytes(each.token_id))
-    return kept
+class Offsets:
+    """Where the tokens of a text begin in it, in characters.
+
+    Args:
+        skipped: ids that are no text.
+        is_start: whether what is cut at the start of a text is cut from these.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skipped: Collection[int],
+        *,
+        is_start: bool = False,
+        begin: int = 0,
+    ) -> None:
+        self._bytes = GrowingBytes(tokenizer, skipped=skipped, is_start=is_start)
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._next = begin
+
+    @staticmethod
+    def of_answer(tokenizer: Tokenizer, body: Sampled, begin: int = 0) -> Offsets:
+        """In an answer to `body`, or in a text that has `begin` characters before it."""
+        shows = body.skip_special_tokens is False
+        return Offsets(tokenizer, () if shows else tokenizer.special_ids, begin=begin)
+
+    def of(self, token: int) -> int:
+        """Of the next token; part of a character begins with the character."""
+        at = self._next
+        self._next += len(self._characters.decode(self._bytes.push([token])))
+        return at
+
+
+def visible(done: Completion, offsets: Offsets) -> list[TokenLogprob]:
+    """The tokens of an answer that begin within its text: not EOS, nor those of a stop string that
+    was cut off."""
+    size = len(done.text)
+    return [each for each in done.logprobs or () if offsets.of(each.token_id) < size]
+
+
+def last_visible(
+    tokens: Sequence[TokenLogprob], done: Completion, offsets: Offsets
+) -> list[TokenLogprob]:
+    """Of the last `tokens` of an answer, those that are `visible`."""
+    before = done.completion_tokens - len(tokens)
+    return visible(done, offsets)[before:]
 
 
 def chat_logprobs(told: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -67,19 +105,15 @@ def chat_logprobs(told: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[st
 
 
 def completion_logprobs(
-    told: Sequence[tuple[int, TokenLogprob | None]], tokenizer: Tokenizer, offset: int
+    told: Sequence[tuple[int, TokenLogprob | None]], tokenizer: Tokenizer, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """In the form of completions: of tokens (id, log-probability) whose text begins `offset`
-    characters into the choice's; None: the first of a prompt, which nothing comes before."""
-    offsets, seen = [], b""
-    for token, _ in told:
-        offsets.append(offset + len(seen.decode("utf-8", errors="ignore")))
-        seen += tokenizer.token_bytes(token)
+    """In the form of completions: of tokens (id, log-probability) that begin at these `offsets` in
+    the choice's text; None: the first of a prompt, which nothing comes before."""
     return {
         "tokens": [token_text(tokenizer, token) for token, _ in told],
         "token_logprobs": [each and _finite(each.logprob) for _, each in told],
         "top_logprobs": [each and _by_text(each.top, tokenizer) for _, each in told],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

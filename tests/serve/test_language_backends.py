@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import minisgl.lang as sgl
-from minisgl import SamplingParams
+from minisgl import Engine, SamplingParams
 from minisgl.lang.backends.engine import EngineBackend
-from tests.serve.common import Running
+from scripts.make_tiny_model import make_tiny_model
+from tests.serve.common import Running, serving
+from tests.toy_tokenizers import sentencepiece
 
 SETTINGS = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 QUICK = sgl.Retries(most=0)
@@ -72,6 +75,33 @@ def test_select_sees_the_same_log_probabilities(
     assert [[t[1] for t in c] for c in inside] == [[t[1] for t in c] for c in found]
     for a, b in zip(inside, found, strict=True):
         assert [t[0] for t in a] == pytest.approx([t[0] for t in b], abs=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", ["byte-level", "with BOS", "SentencePiece"])
+def test_select_scores_the_same_over_openai_s_api(tmp_path: Path, vocabulary: str) -> None:
+    """Whatever the tokens are: a BOS has a name there, and half a character has one, too."""
+    path = make_tiny_model(tmp_path / "model", add_bos=vocabulary == "with BOS")
+    if vocabulary == "SentencePiece":
+        sentencepiece(path)
+    with Engine(str(path), dtype="float32", kv_tokens=2048) as engine, serving(engine) as server:
+        openai = sgl.OpenAI("default", is_chat=False, base_url=server.url + "/v1", retries=QUICK)
+
+        @sgl.function
+        def choose(s, begun, choices):
+            s += begun + sgl.select("x", choices)
+
+        for begun in ("The answer is ", "Où? 🌶🌶 世界: ", "Hi there. Hi", "It is\n\n", "é🌶"):
+            for choices in (
+                ["yes", "no"], ["Paris", " Paris", "Par"], ["🌶", "世", "é"], ["there", "the"],
+            ):  # fmt: skip
+                told = []
+                for backend in (EngineBackend(engine), openai):
+                    state = choose.run(begun, choices, backend=backend)
+                    told.append((state["x"], state.get_meta_info("x")["input_token_logprobs"]))
+                (one, inside), (other, found) = told
+                assert one == other
+                for a, b in zip(inside, found, strict=True):
+                    assert [t[0] for t in b] == pytest.approx([t[0] for t in a], abs=1e-4)
 
 
 def test_settings_arrive(server: Running, endpoint: sgl.RuntimeEndpoint) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import openai
 import pytest
 
-from minisgl import Completion, SamplingParams, TokenLogprob
+from minisgl import Completion, Engine, SamplingParams, TokenLogprob
 from minisgl.serve.openai_reply import chat_logprobs, completion_logprobs, token_text
 from minisgl.serve.openai_types import ChatRequest, CompletionRequest
 from minisgl.tokenizer import Tokenizer
-from tests.serve.common import Running, events
+from scripts.make_tiny_model import make_tiny_model
+from tests.serve.common import Running, events, serving
 from tests.toy_tokenizers import sentencepiece
 
 PROMPT = "The first token is slow"
@@ -30,6 +31,13 @@ def alone(server: Running, prompt: Any, **params: Any) -> Completion:
 
 def chat_ids(server: Running, messages: list[Any]) -> list[int]:
     return server.engine.chat_template.encode(messages, server.engine.tokenizer)
+
+
+def told_of(answer: Any, stream: bool) -> list[Any]:
+    """The log-probabilities in an answer, or in each chunk of one that has some."""
+    assert answer.status_code == 200, answer.text
+    parts = events(answer.text) if stream else [answer.json()]
+    return [part["choices"][0]["logprobs"] for part in parts if part["choices"][0]["logprobs"]]
 
 
 class TestCompletions:
@@ -133,6 +141,79 @@ class TestCompletions:
             assert offsets and offsets[0] == 0 and all(at < 3 for at in offsets)
             tokens = [token for each in told for token in each["tokens"]]
             assert "".join(tokens).startswith("abc") and len(tokens) < cut.completion_tokens
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("shown", [False, True])
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+    def test_special_tokens_in_an_answer_hide_no_others(
+        self, server: Running, path: str, shown: bool, stream: bool
+    ) -> None:
+        """Their names are no part of the text, unless that is asked for."""
+        special = server.engine.tokenizer.special_tokens["<|im_start|>"]
+        settings = {"temperature": 0.7, "seed": 77, "max_tokens": 20, "ignore_eos": True}
+        more = {"logit_bias": {str(special): 5}, "skip_special_tokens": not shown}
+        if path == "/v1/completions":
+            body: dict[str, Any] = {"prompt": PROMPT, "logprobs": 0}
+            prompt = server.engine.tokenizer.encode(PROMPT)
+        else:
+            body = {"messages": MESSAGES, "logprobs": True}
+            prompt = server.engine.chat_template.encode(MESSAGES, server.engine.tokenizer)
+        params = SamplingParams(**settings, logit_bias={special: 5}, skip_special_tokens=not shown)
+        done = server.engine.generate(prompt, params)
+        assert isinstance(done, Completion) and special in done.token_ids[:-4]
+        told = told_of(server.post(path, {**body, **settings, **more, "stream": stream}), stream)
+        names = [token_text(server.engine.tokenizer, i) for i in done.token_ids]
+        if path == "/v1/completions":
+            assert [token for each in told for token in each["tokens"]] == names
+        else:
+            found = [bytes(token["bytes"]) for each in told for token in each["content"]]
+            assert found == [server.engine.tokenizer.token_bytes(i) for i in done.token_ids]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"regex": "(yes|no) because of the capital of [a-z]{2,5}\\."},  # which jumps ahead
+            {"regex": "[a-z ]{30}", "stop": ["e y", "th", "he "]},  # which hold back
+            {"regex": "(é|🌶|世){9}"},
+        ],
+    )
+    def test_offsets_are_where_tokens_begin_in_the_text(
+        self, server: Running, more: dict[str, Any], stream: bool
+    ) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 30, "logprobs": 0, **more, "stream": stream}
+        answer = server.post("/v1/completions", body)
+        told = told_of(answer, stream)
+        whole = events(answer.text) if stream else [answer.json()]
+        text = "".join(each["choices"][0]["text"] for each in whole)
+        tokens = [token for each in told for token in each["tokens"]]
+        offsets = [at for each in told for at in each["text_offset"]]
+        assert offsets == sorted(offsets) and all(at < len(text) for at in offsets)
+        for token, at in zip(tokens, offsets, strict=True):
+            is_part = token.startswith("bytes:")
+            assert is_part or text[at:].startswith(token) or token.startswith(text[at:])
+
+    @pytest.mark.parametrize("kind", ["a BOS", "SentencePiece"])
+    def test_offsets_in_an_echo(self, tmp_path: Path, kind: str) -> None:
+        """BOS, which nobody wrote, is no part of it, nor is the space before the first word."""
+        path = make_tiny_model(tmp_path / "model", add_bos=kind == "a BOS")
+        if kind == "SentencePiece":
+            sentencepiece(path)
+        with Engine(str(path), dtype="float32", kv_tokens=512) as engine, serving(engine) as own:
+            for written in ("Hi there é🌶 he", "Hi <|endoftext|>there"):
+                ids = engine.tokenizer.encode(written)
+                for prompt in (written, ids):
+                    body = {"prompt": prompt, "max_tokens": 3, "echo": True, "logprobs": 0}
+                    (choice,) = own.post("/v1/completions", body).json()["choices"]
+                    told = choice["logprobs"]
+                    is_special = [i in engine.tokenizer.special_ids for i in ids]
+                    found = list(zip(told["tokens"], told["text_offset"], strict=True))
+                    for (token, at), special in zip(found, is_special, strict=False):
+                        if not special and not token.startswith("bytes:"):
+                            assert choice["text"].startswith((token, token.lstrip()), at)
+                    assert [at for _, at in found] == sorted(at for _, at in found)
+                    echo = written if prompt is written else engine.tokenizer.decode(ids)
+                    assert found[len(ids)][1] == len(echo)
 
     def test_echo_scores_the_prompt(self, server: Running) -> None:
         said = server.openai.completions.create(
@@ -406,7 +487,7 @@ def test_numbers_that_json_has_not_and_halves_of_characters() -> None:
             return [b"a", "🌶".encode()[:2], "🌶".encode()[2:]][token]
 
     told = TokenLogprob(1, -math.inf, ((1, -math.inf), (2, -1.0)))
-    found = completion_logprobs([(0, None), (1, told), (2, told)], Bytes(), 3)  # type: ignore[arg-type]
+    found = completion_logprobs([(0, None), (1, told), (2, told)], Bytes(), [3, 4, 4])  # type: ignore[arg-type]
     assert found["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x8c\\xb6"]
     assert found["top_logprobs"][1] == {"bytes:\\xf0\\x9f": -9999.0, "bytes:\\x8c\\xb6": -1.0}
     assert found["token_logprobs"] == [None, -9999.0, -9999.0]
@@ -423,7 +504,7 @@ def test_tokens_of_one_text_hide_none_of_each_other(tmp_path: Path) -> None:
     likely = ((piece, -0.5), (byte, -2.0), (tokenizer.encode_continuation("e")[0], -3.0))
     for top in (likely, likely[::-1]):
         told = TokenLogprob(piece, -0.5, top)
-        found = completion_logprobs([(piece, told)], tokenizer, 0)
+        found = completion_logprobs([(piece, told)], tokenizer, [0])
         assert found["tokens"] == ["!"]
         first, other = (piece, byte) if top is likely else (byte, piece)
         values = dict(top)

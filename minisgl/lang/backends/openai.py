@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import openai
@@ -286,21 +287,27 @@ class OpenAI(ApiBackend):
         reply = await self._retries.call(ask)
         found = sorted(reply.choices, key=lambda choice: choice.index)
         start = len(context.text)
-        scored = [
-            _of_choice(tokens_of(one.logprobs), start, start + len(choice))
-            for one, choice in zip(found, choices, strict=True)
+        begins = [_begins(one.logprobs) for one in found]
+        # The token in which the choices begin, if one holds the context's end as well: for all.
+        first = min(max((at for at in each if at <= start), default=start) for each in begins)
+        scored: list[Tokens] = [
+            [
+                token
+                for at, token in zip(each, tokens_of(one.logprobs), strict=True)
+                if first <= at < start + len(choice) and token[0] is not None
+            ]
+            for each, one, choice in zip(begins, found, choices, strict=True)
         ]
         if not all(scored):
             raise ApiError(f"{self.name} does not tell how likely the texts are", passes=False)
         return scored, usage_of(reply.usage)
 
 
-def _of_choice(tokens: Tokens, start: int, end: int) -> Tokens:
-    """Those of an echoed text's tokens that lie in its characters from `start` to `end`, at least
-    in part."""
-    found, at = [], 0
-    for token in tokens:
-        if at < end and at + len(token[2]) > start and token[0] is not None:
-            found.append(token)
-        at += len(token[2])
-    return found
+def _begins(logprobs: Any) -> list[int]:
+    """Where the tokens of an echoed text begin in it, in characters: as the server says, or else by
+    their own texts, among which part of a character has none of its own."""
+    told = getattr(logprobs, "text_offset", None)
+    texts = [token[2] for token in tokens_of(logprobs)]
+    if told is not None and len(told) == len(texts) and all(at >= 0 for at in told):
+        return list(told)
+    return list(accumulate(map(len, texts), initial=0))[:-1]
