@@ -108,6 +108,8 @@ class KVPool:
             raise ValueError(f"one free names a slot twice: {sorted(slots)[:8]}")
         self._used[index] = False
         self._num_used -= len(index)
+        if not self._num_used:  # begin anew at the front, whose memory is resident
+            self._ready, self._next = np.arange(self.num_slots), 0
 
     def check(self) -> None:
         """Verify the accounts of the pool. Raises AssertionError that says which one is wrong."""

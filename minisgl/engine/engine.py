@@ -24,9 +24,11 @@ from minisgl.engine.constrained import Constrainer
 from minisgl.engine.door import Door
 from minisgl.engine.evictions import Evictions
 from minisgl.engine.handle import Handle
+from minisgl.engine.hardware import takes_gpu
 from minisgl.engine.images import ImageReader, load_images, show
 from minisgl.engine.loop import EngineLoop
 from minisgl.engine.output import Chunk, Completion, EngineError, Score
+from minisgl.engine.own_thread import in_own_thread
 from minisgl.engine.prompt import AnyPrompt, Prompt, as_list, images_of, is_single
 from minisgl.engine.ranks import Ranks
 from minisgl.engine.req import Req
@@ -74,13 +76,15 @@ class Engine:
         self._chat_template: ChatTemplate | None = None
         ranks = Ranks(self.config, path)
         try:
-            share = load_share(
+            load = partial(
+                load_share,
                 self.config,
                 path,
                 ranks.parallel,
                 local_rank=ranks.local_rank,
                 progress=progress,
             )
+            share = load() if takes_gpu(self.config) else in_own_thread(load)
             self.model_config, self.memory = share.config, share.memory
             self.placement, self.context_length = share.placement, share.context_length
             if self.placement.notice:

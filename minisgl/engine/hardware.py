@@ -39,12 +39,11 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
     Raises:
         ValueError: a GPU is asked for and there is none, or not so many.
     """
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
+    if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda': PyTorch sees no GPU here; use device='cpu' or 'auto'")
     asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
     kv_asked = None if config.kv_dtype == "auto" else getattr(torch, config.kv_dtype)
-    if config.device != "cpu" and has_cuda:
+    if takes_gpu(config):
         device = _gpu(config.tp_size, local_rank)
         dtype = asked or (torch.float16 if checkpoint_dtype == torch.float16 else torch.bfloat16)
         kv_dtype = kv_asked or dtype
@@ -59,6 +58,11 @@ def place(config: EngineConfig, checkpoint_dtype: torch.dtype, local_rank: int =
     dtype = asked or (torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32)
     is_rounded = asked is None and dtype == torch.float32
     return Placement(cpu, dtype, kv_asked or dtype, half_weights=is_rounded)
+
+
+def takes_gpu(config: EngineConfig) -> bool:
+    """Whether it will run on a GPU: it may, and there is one."""
+    return config.device != "cpu" and torch.cuda.is_available()
 
 
 def _gpu(tp_size: int, local_rank: int) -> torch.device:

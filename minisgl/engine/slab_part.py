@@ -19,6 +19,7 @@ from minisgl.engine.slab import Slab
 from minisgl.kernels.slab_attention import slab_attention, slab_attention_lse
 
 Owner = TypeVar("Owner", bound=Hashable)
+ROUND = 32  # tokens
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Part(Generic[Owner]):
     count: int
     first: int
     last: int
-    longest: int  # tokens of the longest of the rows, the new ones included
+    longest: int  # tokens of the longest of the rows, the new ones included, rounded up
     target: torch.Tensor  # [count · 2 · KV]: where the new K and V heads go
     mask: torch.Tensor | None  # added to the scores [rows · KV, M, longest]; None: all are seen
     decoding: torch.Tensor | None = None  # the rows that decode; None: each of them
@@ -41,7 +42,7 @@ class Part(Generic[Owner]):
         lengths = torch.tensor(slab.lengths[: rows[-1] + 1])  # before the new token
         decoding = None if len(rows) == len(lengths) else torch.tensor(rows)
         new = lengths if decoding is None else lengths[decoding]
-        longest = int(new.max()) + 1
+        longest = _rounded(int(new.max()) + 1, slab)
         mask = None
         if int(lengths.min()) + 1 < longest:
             hidden = torch.arange(longest) > lengths[:, None]  # [rows, longest]
@@ -53,10 +54,10 @@ class Part(Generic[Owner]):
     def extend(cls, slab: Slab[Owner], row: int, count: int, group: int) -> Part[Owner]:
         """`count` more tokens of `row`; `group` query heads share a KV head."""
         length = slab.lengths[row]
-        longest = length + count
-        position = torch.arange(length, longest)
+        longest = _rounded(length + count, slab)
+        position = torch.arange(length, length + count)
         mask = None
-        if count > 1:
+        if length + 1 < longest:
             hidden = torch.arange(longest) > position[:, None]  # [count, longest]
             mask = _mask(hidden, slab).repeat_interleave(group, dim=0)[None]
         target = _target(slab, torch.full((count,), row), position)
@@ -96,6 +97,11 @@ class Part(Generic[Owner]):
 
 def _mask(hidden: torch.Tensor, slab: Slab[Owner]) -> torch.Tensor:
     return torch.zeros(hidden.shape, dtype=slab.dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _rounded(length: int, slab: Slab[Owner]) -> int:
+    """`length`, rounded up: to oneDNN a product of a new shape costs as much as many of a known."""
+    return min(-(-length // ROUND) * ROUND, slab.capacity)
 
 
 def _target(slab: Slab[Owner], rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

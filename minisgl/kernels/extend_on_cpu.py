@@ -17,13 +17,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import pairwise
 
 import torch
 
-from minisgl.kernels.slab_attention import merge, shared_attention
+from minisgl.kernels.slab_attention import attention_scores, merge, shared_attention
 
 MIN_SHARED = 128  # slots of a segment; what fewer of them spare does not pay for the merge
+BLOCK = 128  # new tokens whose scores are in memory at a time
+MANY = 32  # new tokens that are worth blocks
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,21 @@ class Tail:
     start: int
     stop: int
     slots: torch.Tensor  # [P] int64
-    mask: torch.Tensor | None  # [n, P + n], added to the scores; None: see `ExtendPlan.causal`
+    causal: bool  # a new token sees no later one ...
+    window: int  # ... and so many at most; 0: all
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """[n, P + n], added to the scores; None: `causal` alone says who sees what."""
+        P, n = len(self.slots), self.stop - self.start
+        if not self.causal or not (self.window or P):
+            return None
+        position = torch.arange(P, P + n).unsqueeze(1)
+        key = torch.arange(P + n)
+        hidden = key > position
+        if self.window:
+            hidden |= key <= position - self.window
+        return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,6 @@ class ExtendPlan:
 
     tails: list[Tail]
     segments: list[Segment]
-    causal: bool  # where a tail has no mask: a new token sees no later one
 
 
 def plan_extends(
@@ -83,19 +99,11 @@ def plan_extends(
 
     tails = []
     for b in busy:
-        n, prefix = len(new[b]), prefixes[b]
+        prefix = prefixes[b]
         # Keys that not even the first new token's window reaches are not gathered.
         first = max(0, prefix - window + 1) if window else tail_starts[b]
-        mask = None
-        if causal and (window or first < prefix):
-            position = torch.arange(prefix, prefix + n).unsqueeze(1)  # [n, 1]
-            key = torch.arange(first, prefix + n)  # [L]
-            hidden = key > position
-            if window:
-                hidden |= key <= position - window
-            mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        tails.append(Tail(new[b].start, new[b].stop, table[b, first:prefix], mask))
-    return ExtendPlan(tails, segments, causal)
+        tails.append(Tail(new[b].start, new[b].stop, table[b, first:prefix], causal, window))
+    return ExtendPlan(tails, segments)
 
 
 def extend_on_cpu(
@@ -104,11 +112,13 @@ def extend_on_cpu(
     """q [T, H, D], kv [T, 2, KV, D], pool [S, 2, KV, D] -> [T, H, D]; see extend_attention."""
     T, H, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype)
-    lse = torch.empty((T, H))
+    lse = torch.empty((T, H)) if plan.segments else None
     for tail in plan.tails:
         new = slice(tail.start, tail.stop)
-        out[new], lse[new] = _attend_tail(q[new], kv[new], pool, tail, plan.causal, scale)
+        its_lse = None if lse is None else lse[new]
+        out[new] = _attend_tail(q[new], kv[new], pool, tail, scale, its_lse)
     for segment in plan.segments:
+        assert lse is not None
         k, v = pool.index_select(0, segment.slots).to(q.dtype).permute(1, 2, 0, 3)  # [KV, P, D]
         part = shared_attention(q[segment.tokens], k, v, scale)
         merged = merge(out[segment.tokens], lse[segment.tokens], *part)
@@ -121,23 +131,65 @@ def _attend_tail(
     kv: torch.Tensor,  # [n, 2, KV, D]
     pool: torch.Tensor,
     tail: Tail,
-    causal: bool,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """o [n, H, D], lse [n, H]"""
+    lse: torch.Tensor | None,
+) -> torch.Tensor:
+    """o [n, H, D]; `lse` [n, H] is filled in, if there is one."""
     P, n = len(tail.slots), len(kv)
     keys = kv.to(pool.dtype)  # counts as what the pool will hold of it
     if P:
         joined = torch.empty((P + n, *kv.shape[1:]), dtype=q.dtype)
         joined[:P], joined[P:] = pool.index_select(0, tail.slots), keys
         keys = joined
-    k, v = keys.to(q.dtype).permute(1, 2, 0, 3).unsqueeze(1)  # each [1, KV, P + n, D]
+    k, v = keys.to(q.dtype).permute(1, 2, 0, 3)  # [KV, P + n, D]
+    # Flash attention leaves unused what multiplies bfloat16 so much faster than float32.
+    if q.dtype == torch.bfloat16 and n >= MANY and not tail.window:
+        return _attend_in_blocks(q, k, v, tail.causal, scale, lse)
     # The operator behind F.scaled_dot_product_attention, which gives the lse as well.
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    is_causal = causal and tail.mask is None
+    is_causal = tail.causal and tail.mask is None
     queries = q.transpose(0, 1).unsqueeze(0)  # [1, H, n, D]
-    o, lse = attend(queries, k, v, 0.0, is_causal, attn_mask=tail.mask, scale=scale)
-    return o[0].transpose(0, 1), lse[0].transpose(0, 1)
+    o, its_lse = attend(queries, k[None], v[None], 0.0, is_causal, attn_mask=tail.mask, scale=scale)
+    if lse is not None:
+        lse.copy_(its_lse[0].t())
+    return o[0].transpose(0, 1)
+
+
+def _attend_in_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float,
+    lse: torch.Tensor | None,
+) -> torch.Tensor:
+    """q [n, H, D], the last n tokens of k and v [KV, L, D] -> o [n, H, D], and `lse` [n, H].
+
+    A block of queries at a time sees all its keys in two products with a softmax between them.
+    """
+    (n, H, D), (KV, L, _) = q.shape, k.shape
+    G = H // KV
+    rows = q.view(n, KV, G, D).permute(1, 2, 0, 3)  # [KV, G, n, D]
+    o = torch.empty(q.shape, dtype=q.dtype)
+    for start in range(0, n, BLOCK):
+        block = slice(start, min(start + BLOCK, n))
+        m = block.stop - start
+        seen = L - n + block.stop if causal else L
+        scores = attention_scores(rows[:, :, block].reshape(KV, G * m, D), k[:, :seen], None, scale)
+        if causal:
+            scores.view(KV, G, m, seen)[..., seen - m :] += _later(m, q.dtype)
+        weights = torch.softmax(scores, dim=-1)
+        o[block] = torch.bmm(weights, v[:, :seen]).view(H, m, D).transpose(0, 1)
+        if lse is not None:  # the largest weight is e^(largest score - lse)
+            largest = scores.amax(dim=-1).float() - weights.amax(dim=-1).float().log()
+            lse[block] = largest.view(H, m).t()
+    return o
+
+
+@cache
+def _later(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Added to the scores of n tokens among themselves: -inf where a key is later."""
+    return torch.full((n, n), float("-inf"), dtype=dtype).triu(1)
 
 
 def _common_runs(

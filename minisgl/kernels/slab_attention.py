@@ -21,6 +21,8 @@ from functools import cache
 
 import torch
 
+MANY_ROWS = 16
+
 
 def slab_attention(
     q: torch.Tensor,
@@ -32,7 +34,7 @@ def slab_attention(
     """`mask` is added to the scores: 0 where a key may be read, -inf where not."""
     B, H, D = q.shape
     KV = k.shape[0] // B
-    scores = _scores(q.reshape(B * KV, H // KV, D), k, mask, scale)
+    scores = attention_scores(q.reshape(B * KV, H // KV, D), k, mask, scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
     return torch.bmm(weights, v).view(B, H, D)
 
@@ -47,7 +49,7 @@ def slab_attention_lse(
     """`slab_attention`, and the lse [B, H] fp32 to merge it by.  Every row has a key to read."""
     B, H, D = q.shape
     KV = k.shape[0] // B
-    scores = _scores(q.reshape(B * KV, H // KV, D), k, mask, scale)
+    scores = attention_scores(q.reshape(B * KV, H // KV, D), k, mask, scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
     # The largest weight is e^(largest score - lse).
     lse = scores.amax(dim=-1) - weights.amax(dim=-1).log()
@@ -82,14 +84,24 @@ def merge(
     return o, torch.logaddexp(lse, other_lse)
 
 
-def _scores(
+def attention_scores(
     rows: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """rows [N, M, D], k [N, L, D], mask [N or 1, M or 1, L] -> [N, M, L]"""
+    """scale · rows·k: rows [N, M, D], k [N, L, D], mask [N or 1, M or 1, L] -> [N, M, L]"""
+    # oneDNN, which multiplies bfloat16, lays the second operand out anew: let that be the few rows.
+    if k.dtype == torch.bfloat16 and rows.shape[1] < MANY_ROWS:
+        mask = None if mask is None else mask.transpose(1, 2)
+        return _product(mask, k, rows.transpose(1, 2), scale).transpose(1, 2)
+    return _product(mask, rows, k.transpose(1, 2), scale)
+
+
+def _product(
+    mask: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, scale: float
+) -> torch.Tensor:
     if mask is not None:
-        return torch.baddbmm(mask, rows, k.transpose(1, 2), alpha=scale)
+        return torch.baddbmm(mask, a, b, alpha=scale)
     # beta = 0: the first operand is never read, only its dtype
-    return torch.baddbmm(_unread(rows.dtype), rows, k.transpose(1, 2), beta=0, alpha=scale)
+    return torch.baddbmm(_unread(a.dtype), a, b, beta=0, alpha=scale)
 
 
 @cache

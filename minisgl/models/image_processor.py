@@ -151,10 +151,11 @@ class Steps:
 
     def values(self, squares: Sequence[Image.Image]) -> torch.Tensor:
         """The squares as the tower's input, [tiles, 3, side, side]."""
+        # subtle: by numpy, in a caller's thread (engine/own_thread.py says why)
         pixels = np.stack([np.asarray(square) for square in squares])  # [tiles, side, side, 3]
-        x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() * self.scale
-        mean, std = (torch.tensor(three)[:, None, None] for three in (self.mean, self.std))
-        return ((x - mean) / std).contiguous()
+        mean, std = np.array([self.mean, self.std], dtype=np.float32)
+        x = (pixels.astype(np.float32) * np.float32(self.scale) - mean) / std
+        return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
 
 
 class ImageProcessor:

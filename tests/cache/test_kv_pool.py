@@ -104,6 +104,14 @@ def test_slots_are_conserved(sizes: list[int], rng) -> None:  # type: ignore[no-
         pool.check()
 
 
+def test_an_empty_pool_begins_anew_at_the_front() -> None:
+    pool = make_pool(8)
+    pool.free(pool.alloc(3))
+    assert pool.alloc(2) == [0, 1]
+    pool.free([0])
+    assert pool.alloc(2) == [2, 3]  # it was not empty
+
+
 def test_bytes_per_token_is_what_the_buffers_take() -> None:
     pool = KVPool(7, num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="cpu")
     taken = sum(layer.numel() * layer.element_size() for layer in pool.layers)

@@ -78,6 +78,8 @@ def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     kv_dtype=DTYPES,
     sight=st.one_of(st.just((False, 0)), st.tuples(st.just(True), st.integers(0, 40))),
     shortest=st.sampled_from([1, 4, 128]),
+    many=st.sampled_from([1, 4, 128]),
+    block=st.integers(1, 10),
 )
 def test_equals_float64_and_so_does_the_reference(
     step: tuple[list[list[int]], list[int]],
@@ -86,12 +88,14 @@ def test_equals_float64_and_so_does_the_reference(
     kv_dtype: torch.dtype,
     sight: tuple[bool, int],
     shortest: int,
+    many: int,
+    block: int,
 ) -> None:
     case = make(*step, heads, dtype, kv_dtype)
-    with mock.patch.object(cpu, "MIN_SHARED", shortest):
-        how = plan(case, *sight)
     scale = 8**-0.5
-    mine = cpu.extend_on_cpu(case.q, case.kv, case.pool, how, scale)
+    with mock.patch.multiple(cpu, MIN_SHARED=shortest, MANY=many, BLOCK=block):
+        how = plan(case, *sight)
+        mine = cpu.extend_on_cpu(case.q, case.kv, case.pool, how, scale)
     reference = extend_attention_ref(
         case.q, case.kv, case.pool, case.table, case.rows, case.prefix_lens, case.cu_seqlens,
         scale, *sight,

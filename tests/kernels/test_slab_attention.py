@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.kernels.slab_attention import (
+    MANY_ROWS,
     merge,
     shared_attention,
     slab_attention,
@@ -81,3 +82,31 @@ def test_masked_keys_are_not_read() -> None:
     torch.testing.assert_close(o[0], v[:1, 0].expand(2, 4))
     torch.testing.assert_close(lse[0], q[0] @ k[0, 0] * 0.5)
     torch.testing.assert_close(o, slab_attention(q, k, v, mask, 0.5))
+
+
+@given(
+    B=st.integers(1, 3),
+    KV=st.integers(1, 3),
+    M=st.sampled_from([1, 3, MANY_ROWS - 1, MANY_ROWS, 2 * MANY_ROWS]),
+    L=st.integers(1, 40),
+    per=st.sampled_from(["row", "query"]),
+    case=st.sampled_from(CASES),
+)
+def test_few_and_many_queries_of_a_key_see_what_the_mask_leaves(
+    B: int, KV: int, M: int, L: int, per: str, case: tuple[torch.dtype, float, float]
+) -> None:
+    dtype, sharpness, near = case
+    g = torch.Generator().manual_seed(B + M + L)
+    q = (torch.randn(B, KV * M, 8, generator=g) * sharpness).to(dtype)
+    k, v = torch.randn(2, B * KV, L, 8, generator=g).to(dtype)
+    shape = (B * KV, 1, L) if per == "row" else (1, M, L)
+    hidden = torch.rand(shape, generator=g) < 0.5
+    hidden[..., 0] = False  # there is a key to read
+    mask = torch.zeros(shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    scores = (q.double().view(B * KV, M, 8) @ k.double().mT * 0.5).masked_fill(hidden, -torch.inf)
+    expected = torch.softmax(scores, dim=-1) @ v.double()
+    o, lse = slab_attention_lse(q, k, v, mask, 0.5)
+    torch.testing.assert_close(slab_attention(q, k, v, mask, 0.5), o, atol=near, rtol=near)
+    torch.testing.assert_close(o.double().view(B * KV, M, 8), expected, atol=near, rtol=near)
+    found = lse.double().view(B * KV, M)
+    torch.testing.assert_close(found, scores.logsumexp(dim=-1), atol=near, rtol=near)
