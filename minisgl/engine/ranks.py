@@ -37,6 +37,7 @@ from minisgl.models.forward_batch import ForwardBatch
 from minisgl.parallel import Parallel
 
 PATIENCE = 5.0  # seconds in which a process that has nothing more to do has ended
+CLOSED = "closed"  # what the store says once rank 0 ends the others
 _FOREVER = timedelta(days=365)  # an idle engine's ranks wait for its next step
 _HOST = "127.0.0.1"
 
@@ -114,6 +115,8 @@ class Ranks:
         if self._channel is not None and not self._processes and not self._is_broken:
             with contextlib.suppress(RuntimeError):  # they have ended already
                 self._channel.send_stop()
+        if self._processes:
+            self._store.set(CLOSED, "")  # a rank may see others end before it reads that it is to
         for process in self._processes:
             assert process.stdin is not None
             with contextlib.suppress(OSError):

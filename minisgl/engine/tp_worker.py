@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_graph import CudaGraphRunner
-from minisgl.engine.ranks import is_collective, join, join_torchrun, open_store
+from minisgl.engine.ranks import CLOSED, is_collective, join, join_torchrun, open_store
 from minisgl.engine.share import load_share
 from minisgl.engine.tp_channel import Channel, Replay
 from minisgl.models.hub import resolve_model
@@ -38,7 +38,7 @@ def main() -> None:
         work(config, Path(orders["path"]), join(store, rank, config), rank)
     except BaseException as error:
         if is_collective(error):  # somebody else has ended, and rank 0 says who
-            sys.exit(1)
+            sys.exit(0 if store.check([CLOSED]) else 1)
         store.set(f"fault/{rank}", "".join(traceback.format_exception_only(error)).strip())
         raise
 

@@ -10,9 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +85,24 @@ def test_ranks_compute_what_one_computes(name: str, size: int, tmp_path: Path) -
     assert [p.returncode for p in started] == [0] * (size - 1)
 
 
+def test_ranks_that_see_others_end_first_end_as_well(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told by its standard input; the last to be told has seen the others' ends."""
+    with engine_of(tiny_model_dir, tp_size=4) as engine:
+        started = processes(engine)
+        for process in started:
+            stdin: Any = process.stdin
+
+            def close(close: Callable[[], None] = stdin.close, process: Any = process) -> None:
+                close()
+                process.wait(10)
+                time.sleep(0.5)  # in which the others notice
+
+            monkeypatch.setattr(process, "stdin", SimpleNamespace(close=close))
+    assert [p.returncode for p in started] == [0, 0, 0]
+
+
 def test_pressure_chunks_and_shared_prefixes(tiny_model_dir: Path) -> None:
     """Retraction and chunks move slots about, and branches share segments: all by the journal."""
     settings = {"kv_tokens": 120, "prefill_budget": 16, "max_running": 6}
@@ -146,6 +166,7 @@ def test_what_rank_0_computes_wrong_is_not_blamed_on_the_others(tiny_model_dir: 
 def test_ranks_end_with_a_process_that_is_killed(tiny_model_dir: Path) -> None:
     code = f"""
 import sys
+import time
 from minisgl import Engine
 engine = Engine({str(tiny_model_dir)!r}, tp_size=2, kv_tokens=100)
 print("ready", flush=True)
