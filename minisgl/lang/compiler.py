@@ -26,7 +26,7 @@ from minisgl.lang.backends.base import Backend
 from minisgl.lang.background import background
 from minisgl.lang.config import global_config
 from minisgl.lang.drawing import draw
-from minisgl.lang.graph import Graph
+from minisgl.lang.graph import Begin, Graph
 from minisgl.lang.graph_run import GraphRun
 from minisgl.lang.interpreter import StreamExecutor
 from minisgl.lang.passes import Passes
@@ -171,9 +171,16 @@ class CompiledProgram:
         # Gens that are sent together ask exactly; speculation asks for more, one by one.  And a
         # backend that has no way of its own to take them together gains nothing.
         takes_all = type(backend).generate_all is not Backend.generate_all
-        chosen = self._batched if takes_all and self.num_api_spec_tokens is None else self._plain
+        chosen = self._batched if takes_all and not self._speculates else self._plain
         run = GraphRun(chosen, {**bound, **values}, program, params)
         return _Run(self.graph, run, {**bound, **values}, program)
+
+    @cached_property
+    def _speculates(self) -> bool:
+        """Whether it does, or a program that it calls."""
+        begun = [node.op for node in self.graph.nodes if isinstance(node.op, Begin)]
+        each = (self.num_api_spec_tokens, *(begin.num_api_spec_tokens for begin in begun))
+        return any(tokens is not None for tokens in each)
 
     @cached_property
     def _plain(self) -> Plan:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import minisgl.lang as sgl
-from minisgl import Engine
+from minisgl import Engine, SamplingParams
 from minisgl.lang.passes import NO_PASSES
 from tests.engine.common import assert_all_free, fp32
 from tests.lang.fake import no_thread_stays
@@ -48,6 +48,33 @@ def test_it_says_what_the_function_says(engine: Engine) -> None:
         assert state.text() == expected.text()
         assert state["judgment"] == expected["judgment"] and state["sum"] == expected["sum"]
         assert state.get_meta_info("sum")[0]["finish_reason"]["type"] == "length"
+
+
+def test_a_program_that_speculates_may_be_called(engine: Engine) -> None:
+    """It asks for some gens and has others ahead, so no batch of them becomes full."""
+    begun = "Two"
+    whole = engine.generate(begun, SamplingParams(temperature=0, max_tokens=64))
+    said = [engine.tokenizer.decode(whole.token_ids[:n]) for n in (3, 5)]
+    settings = {"temperature": 0, "max_tokens": 3}
+
+    @sgl.function(num_api_spec_tokens=64)
+    def speculates(s: sgl.ProgramState) -> list[str]:
+        s += begun + sgl.gen("a", **settings)
+        forks = s.fork(2)
+        forks += [said[1].removeprefix(said[0]), "else"]
+        forks += sgl.gen("b", **settings)
+        forks.join()
+        return s["b"]
+
+    @sgl.function
+    def calls(s: sgl.ProgramState) -> list[str]:
+        state = speculates()
+        s += "In sum" + sgl.gen("c", **settings)
+        return state.ret_value
+
+    expected = calls.compile(engine, NO_PASSES).run().ret_value
+    assert expected[0] == whole.text[len(said[1]) :][: len(expected[0])]
+    assert calls.compile(engine).run().ret_value == expected
 
 
 def test_branches_sent_together_compute_the_essay_once(engine: Engine) -> None:
