@@ -306,9 +306,10 @@ class TestBackPressure:
                 return real(*args, **kw)
 
             loop.call_soon_threadsafe = count  # type: ignore[method-assign]
-            handle = engine.submit(PROMPT, greedy(100))
-            task = asyncio.ensure_future(handle.__anext__())
-            await soon()
+            with between_steps(engine):
+                handle = engine.submit(PROMPT, greedy(100))
+                task = asyncio.ensure_future(handle.__anext__())
+                await soon()  # it waits, before there is anything to tell it
             with in_thread(lambda: engine.generate(PROMPTS, greedy(60))):
                 pass  # this thread, and with it the loop, waits for the other
             whole = handle.result()
