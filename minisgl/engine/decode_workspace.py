@@ -4,7 +4,7 @@ The pool of single-token slots stays the source of truth; a request that starts 
 gathered from it once into a row of a slab, and each step appends its new tokens to the row.  Slabs
 have capacities 256, 512, 1024, ... tokens: a request moves up when it outgrows its slab, so a long
 request pays for its own length and nobody else's, and the rows of a slab are one batched product.
-A request that jumps forward appends several tokens, as a product of its own (slab_part.py).
+A request that jumps forward appends several tokens (slab_part.py).
 
     slab of capacity C, one tensor per layer:  [2 (K, V), rows, KV, C, D]        (slab.py)
 
@@ -29,7 +29,7 @@ import torch
 from minisgl.cache.tree_node import TreeNode
 from minisgl.engine.segments import Segment
 from minisgl.engine.slab import Slab
-from minisgl.engine.slab_part import Part
+from minisgl.engine.slab_part import Part, parts_of
 from minisgl.kernels.slab_attention import merge, shared_attention
 
 FIRST_CAPACITY = 256
@@ -149,18 +149,14 @@ class DecodeWorkspace(Generic[Owner]):
 
         self._parts, total = [], 0
         tokens: dict[Owner, range] = {}  # of the step
+        new = dict.fromkeys(decodes, 1) | dict(extends)
         for slab in self.slabs.values():
-            rows = [i for i, owner in enumerate(slab.owners) if owner in decodes]
-            if rows:
-                self._parts.append(Part.decode(slab, rows))
-                tokens |= {slab.owners[row]: range(i, i + 1) for i, row in enumerate(rows, total)}
-                total += len(rows)
-        for owner, count in extends.items():
-            if owner in self:
-                slab, row = self.place[owner], self._row(owner)
-                self._parts.append(Part.extend(slab, row, count, self.group))
-                tokens[owner] = range(total, total + count)
-                total += count
+            counts = {i: new[owner] for i, owner in enumerate(slab.owners) if owner in new}
+            for part, rows in parts_of(slab, counts, self.group):
+                self._parts.append(part)
+                for row in rows:
+                    tokens[slab.owners[row]] = range(total, total + counts[row])
+                    total += counts[row]
         for owner, its in tokens.items():
             self.place[owner].lengths[self._row(owner)] += len(its)
 

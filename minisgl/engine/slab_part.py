@@ -1,15 +1,19 @@
-"""`Part`: one product of a step: what some tokens of it append to a slab, and then attend to.
+"""`Part`: one product of a step: what some rows of a slab append in it, and then attend to.
 
-    decode   one token of each of several requests, rows of one slab: a batch of products
-    extend   several tokens of one request: the rows of one product, each seeing those before it
+    row 0    . . . . . a                a request that decodes
+    row 1    . . b c d                  one that jumps forward by three tokens
+    row 2    . . . . . . . .            one that waits
+    row 3    . . . e f
 
-Rows between those that decode are multiplied too, with zeros, and nobody reads their answer: that
-costs less than moving rows together.
+Each row gets as many queries as the one with the most, so that all are one batch of products; rows
+that wait are multiplied too, since that costs less than moving rows together.  Nobody reads the
+answers of queries that stand for no token.  Where they would be most of all, rows with like numbers
+of tokens are parts of their own (`parts_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +24,7 @@ from minisgl.kernels.slab_attention import slab_attention, slab_attention_lse
 
 Owner = TypeVar("Owner", bound=Hashable)
 ROUND = 32  # tokens
+MOST_QUERIES = 4  # for each new token
 
 
 @dataclass(frozen=True)
@@ -30,41 +35,45 @@ class Part(Generic[Owner]):
     count: int
     first: int
     last: int
+    width: int  # queries of each row
     longest: int  # tokens of the longest of the rows, the new ones included, rounded up
     target: torch.Tensor  # [count · 2 · KV]: where the new K and V heads go
     mask: torch.Tensor | None  # added to the scores [rows · KV, M, longest]; None: all are seen
-    decoding: torch.Tensor | None = None  # the rows that decode; None: each of them
-    is_extend: bool = False
+    token_of: torch.Tensor | None  # [rows · width]: whose query that is, any token's if nobody's;
+    query_of: torch.Tensor | None  # [count]: and back; None: each query is the token's in its place
 
     @classmethod
-    def decode(cls, slab: Slab[Owner], rows: Sequence[int]) -> Part[Owner]:
-        """One more token of each of `rows`, ascending."""
-        lengths = torch.tensor(slab.lengths[: rows[-1] + 1])  # before the new token
-        decoding = None if len(rows) == len(lengths) else torch.tensor(rows)
-        new = lengths if decoding is None else lengths[decoding]
-        longest = _rounded(int(new.max()) + 1, slab)
+    def of(cls, slab: Slab[Owner], counts: Mapping[int, int], group: int) -> Part[Owner]:
+        """`counts` more tokens of each of these rows; `group` query heads share a KV head."""
+        first, last, width = min(counts), max(counts) + 1, max(counts.values())
+        lengths = torch.tensor(slab.lengths[first:last])  # before the new tokens
+        new = torch.tensor([counts.get(row, 0) for row in range(first, last)])
+        position = lengths[:, None] + torch.arange(width)  # [rows, width]
+        is_token = torch.arange(width) < new[:, None]
+        longest = _rounded(int((lengths + new).max()), slab)
         mask = None
         if int(lengths.min()) + 1 < longest:
-            hidden = torch.arange(longest) > lengths[:, None]  # [rows, longest]
-            mask = _mask(hidden[:, None], slab).repeat_interleave(slab.num_kv_heads, dim=0)
-        target = _target(slab, torch.tensor(rows), new)
-        return cls(slab, len(rows), 0, len(lengths), longest, target, mask, decoding)
-
-    @classmethod
-    def extend(cls, slab: Slab[Owner], row: int, count: int, group: int) -> Part[Owner]:
-        """`count` more tokens of `row`; `group` query heads share a KV head."""
-        length = slab.lengths[row]
-        longest = _rounded(length + count, slab)
-        position = torch.arange(length, length + count)
-        mask = None
-        if length + 1 < longest:
-            hidden = torch.arange(longest) > position[:, None]  # [count, longest]
-            mask = _mask(hidden, slab).repeat_interleave(group, dim=0)[None]
-        target = _target(slab, torch.full((count,), row), position)
-        return cls(slab, count, row, row + 1, longest, target, mask, is_extend=True)
+            mask = _mask(torch.arange(longest) > position[..., None], slab, group)
+        query_of = token_of = None
+        if not is_token.all():
+            query_of = is_token.flatten().nonzero().squeeze(1)
+            token_of = (is_token.flatten().cumsum(0) - 1).clamp_(min=0)
+        row = torch.arange(first, last)[:, None].expand_as(position)
+        return cls(
+            slab,
+            int(new.sum()),
+            first,
+            last,
+            width,
+            longest,
+            _target(slab, row[is_token], position[is_token]),
+            mask,
+            token_of,
+            query_of,
+        )
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor, scale: float) -> torch.Tensor:
-        """q [count, H, D] and kv [count, 2, KV, D] of its tokens -> [count, H, D]."""
+        """q [count, H, D] and kv [count, 2, KV, D], row after row -> [count, H, D]."""
         return self._tokens(slab_attention(*self._operands(layer, q, kv), self.mask, scale))
 
     def attend_lse(
@@ -77,26 +86,64 @@ class Part(Generic[Owner]):
     def _operands(
         self, layer: int, q: torch.Tensor, kv: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Append; q [rows, heads, D], and k and v [rows · KV, longest, D]."""
+        """Append; q [rows, KV · width · G, D], and k and v [rows · KV, longest, D]."""
         KV, C, D = self.slab.num_kv_heads, self.slab.capacity, self.slab.head_dim
         data = self.slab.layers[layer]
         data.view(-1, D).index_copy_(0, self.target, kv.reshape(-1, D))
         k, v = data.view(2, -1, C, D)[:, self.first * KV : self.last * KV, : self.longest]
-        if self.is_extend:
-            q = _fold(q, KV)
-        elif self.decoding is not None:
-            q = q.new_zeros(self.last, *q.shape[1:]).index_copy_(0, self.decoding, q)
+        if self.token_of is not None:
+            q = q.index_select(0, self.token_of)
+        if self.width > 1:  # a row's queries become heads
+            q = q.view(-1, self.width, KV, q.shape[1] // KV, D).transpose(1, 2)
+            q = q.reshape(q.shape[0], -1, D)
         return q, k, v
 
     def _tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, heads, ...] -> [count, H, ...]"""
-        if self.is_extend:
-            return _unfold(x, self.slab.num_kv_heads, self.count)
-        return x if self.decoding is None else x[self.decoding]
+        """x [rows, KV · width · G, ...] -> [count, H, ...]"""
+        if self.width > 1:
+            x = x.view(x.shape[0], self.slab.num_kv_heads, self.width, -1, *x.shape[2:])
+            x = x.transpose(1, 2).reshape(x.shape[0] * self.width, -1, *x.shape[4:])
+        return x if self.query_of is None else x.index_select(0, self.query_of)
 
 
-def _mask(hidden: torch.Tensor, slab: Slab[Owner]) -> torch.Tensor:
-    return torch.zeros(hidden.shape, dtype=slab.dtype).masked_fill_(hidden, float("-inf"))
+def parts_of(
+    slab: Slab[Owner], counts: Mapping[int, int], group: int
+) -> Iterator[tuple[Part[Owner], list[int]]]:
+    """Parts for `counts` more tokens of each of these rows, and whose tokens each has, in order.
+
+    All are one part, unless most of its queries would be nobody's: then the rows with most tokens
+    go first, together or each alone.
+    """
+    rest = dict(sorted(counts.items()))
+    while rest:
+        most = max(rest.values())
+        together, rest = rest, {}
+        if most > 1 and not _is_dense(together):
+            rest = {row: n for row, n in together.items() if 2 * n <= most}
+            together = {row: n for row, n in together.items() if 2 * n > most}
+        if most == 1 or _is_dense(together):
+            yield Part.of(slab, together, group), list(together)
+        else:
+            yield from ((Part.of(slab, {row: n}, group), [row]) for row, n in together.items())
+
+
+def _is_dense(counts: Mapping[int, int]) -> bool:
+    rows = max(counts) + 1 - min(counts)
+    return rows * max(counts.values()) <= MOST_QUERIES * sum(counts.values())
+
+
+def _mask(hidden: torch.Tensor, slab: Slab[Owner], group: int) -> torch.Tensor:
+    """hidden [rows, width, longest] -> what to add for each KV head and query head of its group,
+    [rows · KV, width · G, longest]; of one query all heads have the same, [rows · KV, 1, longest].
+    """
+    rows, width, longest = hidden.shape
+    mask = torch.zeros(hidden.shape, dtype=slab.dtype).masked_fill_(hidden, float("-inf"))
+    heads = (slab.num_kv_heads, width, group if width > 1 else 1)
+    return (
+        mask[:, None, :, None]
+        .expand(rows, *heads, longest)
+        .reshape(-1, heads[1] * heads[2], longest)
+    )
 
 
 def _rounded(length: int, slab: Slab[Owner]) -> int:
@@ -110,14 +157,3 @@ def _target(slab: Slab[Owner], rows: torch.Tensor, positions: torch.Tensor) -> t
     heads = torch.arange(2)[:, None] * (slab.rows * KV) + torch.arange(KV)  # [2, KV]
     head = heads + (rows * KV)[:, None, None]  # [tokens, 2, KV]
     return (head * slab.capacity + positions[:, None, None]).flatten()
-
-
-def _fold(q: torch.Tensor, KV: int) -> torch.Tensor:
-    """Tokens become heads: q [tokens, KV · G, D] -> [1, KV · tokens · G, D]"""
-    tokens, H, D = q.shape
-    return q.view(tokens, KV, H // KV, D).transpose(0, 1).reshape(1, KV * tokens * (H // KV), D)
-
-
-def _unfold(x: torch.Tensor, KV: int, tokens: int) -> torch.Tensor:
-    """And back: x [1, KV · tokens · G, ...] -> [tokens, KV · G, ...]"""
-    return x.view(KV, tokens, -1, *x.shape[2:]).transpose(0, 1).flatten(1, 2)

@@ -22,11 +22,14 @@ from itertools import pairwise
 
 import torch
 
-from minisgl.kernels.slab_attention import attention_scores, merge, shared_attention
+from minisgl.kernels.slab_attention import attention_scores, merge, shared_attention, weighted_sum_
 
 MIN_SHARED = 128  # slots of a segment; what fewer of them spare does not pay for the merge
 BLOCK = 128  # new tokens whose scores are in memory at a time
 MANY = 32  # new tokens that are worth blocks
+APART = 2**13  # scores of one head that take as long as it takes to have one more batch of tails
+MOST_SCORES = 2**17  # in a batch, of one head
+ROUND, ROUND_NEW = 32, 8  # tokens
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,23 @@ class Tail:
     causal: bool  # a new token sees no later one ...
     window: int  # ... and so many at most; 0: all
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether `slots` are any."""
+        return len(self.slots) > 0
+
+    @property
+    def num_scores(self) -> int:
+        """Of one head."""
+        return len(self) * (len(self.slots) + len(self))
+
     @cached_property
     def mask(self) -> torch.Tensor | None:
         """[n, P + n], added to the scores; None: `causal` alone says who sees what."""
-        P, n = len(self.slots), self.stop - self.start
+        P, n = len(self.slots), len(self)
         if not self.causal or not (self.window or P):
             return None
         position = torch.arange(P, P + n).unsqueeze(1)
@@ -62,11 +78,80 @@ class Tail:
 
 
 @dataclass(frozen=True)
+class Tails:
+    """Tails that are one batch of products, each made as long as the longest.
+
+        |. . . a a a|a a a . .|    prefixes, padded in front | new tokens, padded behind
+        |b b b b b b|b b b b b|
+
+    So which new tokens see each other is the same for all, and nobody sees the padding but itself.
+    It is a request's own, so that numbers of one that are not finite are no other's.
+    """
+
+    count: int  # B
+    prefix: int  # P, of the longest
+    width: int  # n: new tokens, of the longest
+    tokens: slice | torch.Tensor  # [start, stop) or [B · n] int64: new tokens, padding one of them
+    slots: torch.Tensor  # [B · P] int64: of the prefixes, padding one of them
+    padding: torch.Tensor | None  # [B, 1, 1, 1, P], added to the scores; None: there is none
+    real: slice | torch.Tensor  # which of the B · n are not padding
+    causal: bool
+
+    @classmethod
+    def of(cls, tails: Sequence[Tail]) -> Tails:
+        """Those of one tail have no padding."""
+        if len(tails) == 1:
+            (tail,) = tails
+            its, sizes = slice(tail.start, tail.stop), (1, len(tail.slots), len(tail))
+            return cls(*sizes, its, tail.slots, None, slice(None), tail.causal)
+        prefix, width = _common_sizes(tails)
+        lengths = torch.tensor([len(tail) for tail in tails]).unsqueeze(1)
+        starts = torch.tensor([tail.start for tail in tails]).unsqueeze(1)
+        place = torch.arange(width)
+        tokens = (starts + place.minimum(lengths - 1)).flatten()
+        real = (place < lengths).flatten().nonzero().squeeze(1)
+        slots, padding = torch.empty(0, dtype=torch.int64), None
+        if prefix:
+            missing = [prefix - len(tail.slots) for tail in tails]
+            padded = zip(missing, (tail.slots for tail in tails), strict=True)
+            slots = torch.cat([x for n, its in padded for x in (its[:1].expand(n), its)])
+            hidden = torch.arange(prefix) < torch.tensor(missing).view(-1, 1, 1, 1, 1)
+            padding = torch.zeros(hidden.shape, dtype=torch.bfloat16)  # 0 and -inf are exact in it
+            padding.masked_fill_(hidden, float("-inf"))
+        return cls(len(tails), prefix, width, tokens, slots, padding, real, True)
+
+
+@dataclass(frozen=True)
 class ExtendPlan:
     """Who attends to what in one step: the same in every layer."""
 
     tails: list[Tail]
     segments: list[Segment]
+
+    @cached_property
+    def batches(self) -> list[tuple[Tails, list[Tail]]]:
+        """All of `tails`, like sizes together, where that costs less than it spares."""
+        alone = [[tail] for tail in self.tails if tail.window or not tail.causal]
+        others = [tail for tail in self.tails if tail.causal and not tail.window]
+        batches: list[list[Tail]] = []
+        for tail in sorted(others, key=lambda tail: (tail.has_prefix, tail.num_scores)):
+            together = [*batches[-1], tail] if batches else [tail]
+            prefix, width = _common_sizes(together)
+            padded = len(together) * width * (prefix + width)
+            apart = sum(tail.num_scores + APART for tail in together)
+            is_near = padded <= min(apart, MOST_SCORES)
+            if len(together) > 1 and tail.has_prefix == together[0].has_prefix and is_near:
+                batches[-1].append(tail)
+            else:
+                batches.append([tail])
+        return [(Tails.of(tails), tails) for tails in alone + batches]
+
+
+def _common_sizes(tails: Sequence[Tail]) -> tuple[int, int]:
+    """(P, n) of all of them, padded: of so many shapes oneDNN remembers the products."""
+    prefix, width = (max(map(len, each)) for each in ([t.slots for t in tails], tails))
+    width = -(-width // ROUND_NEW) * ROUND_NEW
+    return (-(-(prefix + width) // ROUND) * ROUND - width if prefix else 0), width
 
 
 def plan_extends(
@@ -113,10 +198,13 @@ def extend_on_cpu(
     T, H, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype)
     lse = torch.empty((T, H)) if plan.segments else None
-    for tail in plan.tails:
-        new = slice(tail.start, tail.stop)
-        its_lse = None if lse is None else lse[new]
-        out[new] = _attend_tail(q[new], kv[new], pool, tail, scale, its_lse)
+    for tails, each in plan.batches:
+        # Flash attention leaves unused what multiplies bfloat16 so much faster than float32.
+        is_fast = q.dtype == torch.bfloat16 and tails.width >= MANY and not each[0].window
+        if len(each) > 1 or is_fast:
+            _attend_tails(q, kv, pool, tails, scale, out, lse)
+        else:
+            _attend_tail(q, kv, pool, each[0], scale, out, lse)
     for segment in plan.segments:
         assert lse is not None
         k, v = pool.index_select(0, segment.slots).to(q.dtype).permute(1, 2, 0, 3)  # [KV, P, D]
@@ -127,63 +215,75 @@ def extend_on_cpu(
 
 
 def _attend_tail(
-    q: torch.Tensor,  # [n, H, D]
-    kv: torch.Tensor,  # [n, 2, KV, D]
+    q: torch.Tensor,
+    kv: torch.Tensor,
     pool: torch.Tensor,
     tail: Tail,
     scale: float,
+    out: torch.Tensor,
     lse: torch.Tensor | None,
-) -> torch.Tensor:
-    """o [n, H, D]; `lse` [n, H] is filled in, if there is one."""
-    P, n = len(tail.slots), len(kv)
-    keys = kv.to(pool.dtype)  # counts as what the pool will hold of it
-    if P:
-        joined = torch.empty((P + n, *kv.shape[1:]), dtype=q.dtype)
-        joined[:P], joined[P:] = pool.index_select(0, tail.slots), keys
-        keys = joined
-    k, v = keys.to(q.dtype).permute(1, 2, 0, 3)  # [KV, P + n, D]
-    # Flash attention leaves unused what multiplies bfloat16 so much faster than float32.
-    if q.dtype == torch.bfloat16 and n >= MANY and not tail.window:
-        return _attend_in_blocks(q, k, v, tail.causal, scale, lse)
+) -> None:
+    """Fill in `out` [T, H, D] and, if there is one, `lse` [T, H] of the tail's new tokens."""
+    tokens = slice(tail.start, tail.stop)
+    keys = kv[tokens].to(pool.dtype).to(q.dtype)  # counts as what the pool will hold of it
+    if len(tail.slots):
+        keys = torch.cat([pool.index_select(0, tail.slots).to(q.dtype), keys])
+    k, v = keys.permute(1, 2, 0, 3).unsqueeze(1)  # [1, KV, P + n, D]
     # The operator behind F.scaled_dot_product_attention, which gives the lse as well.
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     is_causal = tail.causal and tail.mask is None
-    queries = q.transpose(0, 1).unsqueeze(0)  # [1, H, n, D]
-    o, its_lse = attend(queries, k[None], v[None], 0.0, is_causal, attn_mask=tail.mask, scale=scale)
+    queries = q[tokens].transpose(0, 1).unsqueeze(0)  # [1, H, n, D]
+    o, its_lse = attend(queries, k, v, 0.0, is_causal, attn_mask=tail.mask, scale=scale)
+    out[tokens] = o[0].transpose(0, 1)
     if lse is not None:
-        lse.copy_(its_lse[0].t())
-    return o[0].transpose(0, 1)
+        lse[tokens] = its_lse[0].t()
 
 
-def _attend_in_blocks(
+def _attend_tails(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
+    kv: torch.Tensor,
+    pool: torch.Tensor,
+    tails: Tails,
     scale: float,
+    out: torch.Tensor,
     lse: torch.Tensor | None,
-) -> torch.Tensor:
-    """q [n, H, D], the last n tokens of k and v [KV, L, D] -> o [n, H, D], and `lse` [n, H].
-
-    A block of queries at a time sees all its keys in two products with a softmax between them.
-    """
-    (n, H, D), (KV, L, _) = q.shape, k.shape
-    G = H // KV
-    rows = q.view(n, KV, G, D).permute(1, 2, 0, 3)  # [KV, G, n, D]
-    o = torch.empty(q.shape, dtype=q.dtype)
+) -> None:
+    """As `_attend_tail`: a block of queries at a time sees all its keys in two products with a
+    softmax between them."""
+    B, P, n = tails.count, tails.prefix, tails.width
+    (_, H, D), KV = q.shape, kv.shape[2]
+    L, G = P + n, H // KV
+    keys = torch.empty((2, B, KV, L, D), dtype=q.dtype)
+    new = kv[tails.tokens].to(pool.dtype)  # counts as what the pool will hold of it
+    keys[..., P:, :] = new.view(B, n, 2, KV, D).permute(2, 0, 3, 1, 4)
+    if P:
+        cached = pool.index_select(0, tails.slots)
+        keys[..., :P, :] = cached.view(B, P, 2, KV, D).permute(2, 0, 3, 1, 4)
+    k, v = keys.flatten(1, 2)  # [B · KV, L, D]
+    rows = q[tails.tokens].reshape(B, n, KV, G, D).permute(0, 2, 3, 1, 4)  # [B, KV, G, n, D]
+    o = torch.empty((B, n, H, D), dtype=q.dtype)
+    its_lse = None if lse is None else torch.empty((B, n, H))
     for start in range(0, n, BLOCK):
         block = slice(start, min(start + BLOCK, n))
         m = block.stop - start
-        seen = L - n + block.stop if causal else L
-        scores = attention_scores(rows[:, :, block].reshape(KV, G * m, D), k[:, :seen], None, scale)
-        if causal:
-            scores.view(KV, G, m, seen)[..., seen - m :] += _later(m, q.dtype)
-        weights = torch.softmax(scores, dim=-1)
-        o[block] = torch.bmm(weights, v[:, :seen]).view(H, m, D).transpose(0, 1)
-        if lse is not None:  # the largest weight is e^(largest score - lse)
-            largest = scores.amax(dim=-1).float() - weights.amax(dim=-1).float().log()
-            lse[block] = largest.view(H, m).t()
-    return o
+        seen = P + block.stop if tails.causal else L
+        queries = rows[..., block, :].reshape(B * KV, G * m, D)
+        scores = attention_scores(queries, k[:, :seen], None, scale)
+        each = scores.view(B, KV, G, m, seen)
+        if tails.causal:
+            each[..., seen - m :] += _later(m, q.dtype)
+        if tails.padding is not None:
+            each[..., :P] += tails.padding
+        if its_lse is None:
+            sums = torch.bmm(torch.softmax(scores, dim=-1), v[:, :seen])
+        else:
+            sums, sums_lse = weighted_sum_(scores, v[:, :seen])
+            its_lse[:, block] = sums_lse.view(B, H, m).transpose(1, 2)
+        o[:, block] = sums.view(B, H, m, D).transpose(1, 2)
+    where = tails.tokens if isinstance(tails.tokens, slice) else tails.tokens[tails.real]
+    out[where] = o.flatten(0, 1)[tails.real]
+    if lse is not None and its_lse is not None:
+        lse[where] = its_lse.flatten(0, 1)[tails.real]
 
 
 @cache
@@ -209,9 +309,10 @@ def _common_runs(
     shortest = min(prefixes[b] for b in members)
     slots = table[members, agreed:shortest]
     stop = agreed + int((slots == slots[0]).all(dim=0).cumprod(dim=0).sum())
-    if stop - start >= MIN_SHARED:
-        yield members, start, stop
-        start = stop
+    end = start + (stop - start) // ROUND * ROUND
+    if end - start >= MIN_SHARED:
+        yield members, start, end
+        start = end
     branches = defaultdict[int, list[int]](list)
     for b in members:
         if prefixes[b] > stop:

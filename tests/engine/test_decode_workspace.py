@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from minisgl.cache.tree_node import TreeNode
 from minisgl.engine.decode_workspace import FIRST_CAPACITY, DecodeWorkspace
 from minisgl.engine.segments import Segment
-from minisgl.engine.slab_part import ROUND
+from minisgl.engine.slab import Slab
+from minisgl.engine.slab_part import MOST_QUERIES, ROUND, parts_of
 
 LAYERS, KV, G, D = 2, 3, 2, 8
 SLOTS = 4096
@@ -356,3 +357,37 @@ def test_any_grouping_any_budget(
                 back = data.draw(st.integers(0, len(m.slots[owner]) - shared[owner]))
                 extends[owner] = back, data.draw(st.integers(1, 9))
             m.step(extends, idle)
+
+
+def parts(counts: dict[int, int]) -> list[list[int]]:
+    """The rows of each part, of a slab whose rows hold 10 tokens each."""
+    slab = Slab[str](64, [torch.zeros(0, 2, KV, D)], torch.float32)
+    for row in range(max(counts) + 1):
+        slab.add(str(row), 10)
+    found = list(parts_of(slab, counts, G))
+    for part, rows in found:
+        each = [counts[row] for row in rows]
+        assert (part.first, part.last, part.width) == (rows[0], rows[-1] + 1, max(each))
+        assert part.count == sum(each) == len(part.target) // (2 * KV)
+    return [rows for _, rows in found]
+
+
+def test_rows_that_go_on_by_like_numbers_of_tokens_are_one_part() -> None:
+    assert parts({0: 1, 1: 1, 5: 1, 9: 1}) == [[0, 1, 5, 9]]  # waiting rows are multiplied as well
+    assert parts({0: 1, 1: 3, 2: 4, 3: 1}) == [[0, 1, 2, 3]]
+    assert parts(dict.fromkeys(range(8), 1) | {3: 20}) == [[3], [0, 1, 2, 4, 5, 6, 7]]
+    assert parts(dict.fromkeys(range(16), 1) | {3: 20, 4: 15}) == [
+        [3, 4],
+        [0, 1, 2, *range(5, 16)],
+    ]
+    assert parts({0: 20, 15: 20, 7: 1}) == [[0], [15], [7]]
+
+
+@given(st.dictionaries(st.integers(0, 15), st.integers(1, 40), min_size=1))
+def test_each_row_is_in_one_part_and_few_queries_are_nobodys(counts: dict[int, int]) -> None:
+    found = parts(counts)
+    assert sorted(row for rows in found for row in rows) == sorted(counts)
+    for rows in found:
+        width = max(counts[row] for row in rows)
+        queries = (rows[-1] + 1 - rows[0]) * width
+        assert width == 1 or queries <= MOST_QUERIES * sum(counts[row] for row in rows)

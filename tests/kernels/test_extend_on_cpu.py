@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from itertools import accumulate, combinations
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -80,6 +81,8 @@ def steps(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     shortest=st.sampled_from([1, 4, 128]),
     many=st.sampled_from([1, 4, 128]),
     block=st.integers(1, 10),
+    rounds=st.tuples(st.integers(1, 8), st.integers(1, 4)),
+    most=st.tuples(st.sampled_from([0, 100, 2**13]), st.sampled_from([1, 200, 2**17])),
 )
 def test_equals_float64_and_so_does_the_reference(
     step: tuple[list[list[int]], list[int]],
@@ -90,10 +93,14 @@ def test_equals_float64_and_so_does_the_reference(
     shortest: int,
     many: int,
     block: int,
+    rounds: tuple[int, int],
+    most: tuple[int, int],
 ) -> None:
     case = make(*step, heads, dtype, kv_dtype)
     scale = 8**-0.5
-    with mock.patch.multiple(cpu, MIN_SHARED=shortest, MANY=many, BLOCK=block):
+    sizes: dict[str, Any] = {"MIN_SHARED": shortest, "MANY": many, "BLOCK": block}
+    sizes |= dict(zip(("ROUND", "ROUND_NEW", "APART", "MOST_SCORES"), rounds + most, strict=True))
+    with mock.patch.multiple(cpu, **sizes):
         how = plan(case, *sight)
         mine = cpu.extend_on_cpu(case.q, case.kv, case.pool, how, scale)
     reference = extend_attention_ref(
@@ -106,13 +113,13 @@ def test_equals_float64_and_so_does_the_reference(
     assert_near(reference, want)
 
 
-@given(steps(), st.integers(1, 4))
+@given(steps(), st.integers(1, 4), st.integers(1, 4))
 def test_each_slot_of_a_prefix_is_read_once_and_what_is_shared_by_all(
-    step: tuple[list[list[int]], list[int]], shortest: int
+    step: tuple[list[list[int]], list[int]], shortest: int, round_to: int
 ) -> None:
     prefixes, extends = step
     case = make(prefixes, extends)
-    with mock.patch.object(cpu, "MIN_SHARED", shortest):
+    with mock.patch.multiple(cpu, MIN_SHARED=shortest, ROUND=round_to):
         how = plan(case)
     read: list[list[int]] = [[] for _ in range(sum(extends))]  # by each new token
     for segment in how.segments:
@@ -123,15 +130,18 @@ def test_each_slot_of_a_prefix_is_read_once_and_what_is_shared_by_all(
             read[token] += tail.slots.tolist()
     owners = [prefix for prefix, n in zip(prefixes, extends, strict=True) for _ in range(n)]
     assert read == owners  # in the order of the positions, too
-    assert all(len(segment.slots) >= shortest for segment in how.segments)
+    lengths = [len(segment.slots) for segment in how.segments]
+    assert all(n >= shortest and n % round_to == 0 for n in lengths)
     for one, other in combinations(how.tails, 2):  # what is left in common is not worth a segment
-        assert len({*one.slots.tolist()} & {*other.slots.tolist()}) < shortest
+        left = len({*one.slots.tolist()} & {*other.slots.tolist()})
+        assert left // round_to * round_to < shortest
 
 
 def test_a_prefix_that_is_shared_by_some_and_a_part_of_it_by_all() -> None:
     common, more = list(range(200)), list(range(300, 430))
     case = make([common + more, common, [500], common + more + [501]], [2, 1, 3, 4])
-    how = plan(case)
+    with mock.patch.object(cpu, "ROUND", 10):
+        how = plan(case)
     told = [(s.slots.tolist(), s.tokens) for s in how.segments]
     assert [slots for slots, _ in told] == [common, more]
     assert [torch.arange(10)[tokens].tolist() for _, tokens in told] == [
@@ -139,6 +149,43 @@ def test_a_prefix_that_is_shared_by_some_and_a_part_of_it_by_all() -> None:
     ]  # fmt: skip
     assert [tail.slots.tolist() for tail in how.tails] == [[], [], [500], [501]]
     assert [tail.mask is None for tail in how.tails] == [True, True, False, False]
+
+
+def test_numbers_that_are_not_finite_stay_with_their_request() -> None:
+    prefixes = [[3], [0, 1, 2], [], [4, 5]]
+    case = make(prefixes, [2, 9, 3, 1])
+    whole = cpu.extend_on_cpu(case.q, case.kv, case.pool, plan(case), 0.3)
+    assert len(plan(case).batches) == 2
+    for b, its in enumerate([range(2), range(2, 11), range(11, 14), range(14, 15)]):
+        pool, kv = case.pool.clone(), case.kv.clone()
+        pool[prefixes[b]], kv[its] = torch.nan, torch.inf
+        other = cpu.extend_on_cpu(case.q, kv, pool, plan(case), 0.3)
+        kept = [t for t in range(15) if t not in its]
+        assert torch.equal(other[kept], whole[kept]) and not other[list(its)].isfinite().any()
+
+
+def test_tails_of_like_sizes_are_one_batch_and_all_are_in_one() -> None:
+    sizes = [(3, 9), (200, 60), (4, 8), (220, 61), (400, 80), (150, 2), (5, 10), (0, 1000), (0, 9)]
+    slots = iter(range(1000))
+    case = make([[next(slots) for _ in range(P)] for P, _ in sizes], [n for _, n in sizes])
+    how = plan(case)
+    assert len(how.tails) == len(sizes)
+    told = [
+        (tails.count, tails.prefix, tails.width, [(len(t.slots), len(t)) for t in each])
+        for tails, each in how.batches
+    ]
+    assert told == [
+        (1, 0, 9, [(0, 9)]),
+        (1, 0, 1000, [(0, 1000)]),
+        (4, 176, 16, [(4, 8), (3, 9), (5, 10), (150, 2)]),
+        (2, 224, 64, [(200, 60), (220, 61)]),
+        (1, 400, 80, [(400, 80)]),
+    ]
+    assert [len(torch.arange(2000)[tails.real]) for tails, _ in how.batches[2:4]] == [29, 121]
+    with mock.patch.object(cpu, "MOST_SCORES", 63):
+        assert [len(each) for _, each in plan(case).batches] == [1] * len(sizes)
+    each_alone = plan(case, window=100).batches, plan(case, causal=False).batches
+    assert [[len(tails) for _, tails in batches] for batches in each_alone] == [[1] * 9] * 2
 
 
 def test_under_a_window_nothing_is_shared_unless_it_holds_everything() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minisgl.kernels import slab_attention as slab
 from minisgl.kernels.slab_attention import (
     MANY_ROWS,
     merge,
@@ -41,9 +44,18 @@ CASES = [
     own=st.integers(1, 20),
     runs=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     case=st.sampled_from(CASES),
+    many=st.sampled_from([1, 100, 2**14]),
+    block=st.integers(1, 10),
 )
 def test_segments_and_tail_merge_to_the_whole(
-    B: int, KV: int, G: int, own: int, runs: list[int], case: tuple[torch.dtype, float, float]
+    B: int,
+    KV: int,
+    G: int,
+    own: int,
+    runs: list[int],
+    case: tuple[torch.dtype, float, float],
+    many: int,
+    block: int,
 ) -> None:
     """As near to float64 as attention that is not split, whatever the parts weigh."""
     D = 8
@@ -55,8 +67,9 @@ def test_segments_and_tail_merge_to_the_whole(
     k, v = torch.cat([*(s[:, None].expand(2, B, *s.shape[1:]) for s in shared), tail], dim=3)
 
     o, lse = slab_attention_lse(q, *tail.flatten(1, 2), None, 1.0)
-    for segment in shared:
-        o, lse = merge(o, lse, *shared_attention(q, *segment, 1.0))
+    with mock.patch.multiple(slab, MANY_SCORES=many, BLOCK=block):
+        for segment in shared:
+            o, lse = merge(o, lse, *shared_attention(q, *segment, 1.0))
     whole = slab_attention(q, k.flatten(0, 1), v.flatten(0, 1), None, 1.0)
     expected = attention(q, k, v, 1.0)
     assert o.dtype == dtype
