@@ -315,7 +315,7 @@ def test_schema_is_read_from_a_file(engine: ScriptedEngine, tmp_path: Path) -> N
 
 def test_a_bad_pattern_is_told_at_once_and_changes_nothing(
     engine: ScriptedEngine, tmp_path: Path
-) -> None:  # H4
+) -> None:
     (tmp_path / "bad.json").write_text('{"type": "object", "uniqueItems": 3')
     engine.answers = [["ok"]]
     talk = Talk(engine)
@@ -581,7 +581,7 @@ class TestPictures:
         expected = seeing.generate(Prompt(ids, cat), talk.chat.params)
         assert answer["content"] == expected.text
 
-    def test_a_bad_one_then_a_good_one(self, seeing: Any, cat: Path) -> None:  # F15
+    def test_a_bad_one_then_a_good_one(self, seeing: Any, cat: Path) -> None:
         bad = cat.with_name("bad.png")
         bad.write_bytes(cat.read_bytes()[:99])
         talk = Talk(seeing)

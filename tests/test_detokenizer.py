@@ -170,7 +170,7 @@ def test_a_continuation_adds_what_the_whole_has_more(
 # ---------------------------------------------------------------------- cases from users
 
 
-def test_stop_over_token_borders(bpe: Tokenizer) -> None:  # A1
+def test_stop_over_token_borders(bpe: Tokenizer) -> None:
     detokenizer = Detokenizer(bpe, stop="STOP")
     ids = [bpe.encode(piece) for piece in ("ok S", "T", "OP now")]
     assert deltas(detokenizer, ids) == ["ok ", "", "", ""]
@@ -178,35 +178,35 @@ def test_stop_over_token_borders(bpe: Tokenizer) -> None:  # A1
     assert detokenizer.push(bpe.encode(" more")) == detokenizer.finish() == ""
 
 
-def test_held_text_is_released_when_the_stop_does_not_come(bpe: Tokenizer) -> None:  # A2
+def test_held_text_is_released_when_the_stop_does_not_come(bpe: Tokenizer) -> None:
     assert stream(bpe, ["say", " when", " he"], stop=" when it") == ["say", "", " when he", ""]
     assert stream(bpe, ["say", " when"], stop="when it") == ["say", " ", "when"]
 
 
-def test_held_text_is_released_between_pieces(llama2: Tokenizer) -> None:  # A2
+def test_held_text_is_released_between_pieces(llama2: Tokenizer) -> None:
     ids = llama2.encode("say when he")
     out = deltas(Detokenizer(llama2, stop=" when it"), [[i] for i in ids])
     assert out[-3:] == ["", " when he", ""] and "".join(out) == "say when he"
 
 
 @pytest.mark.parametrize(("keep", "text"), [(False, "It ended"), (True, "It ended.")])
-def test_stop_string_is_trimmed_or_kept(bpe: Tokenizer, keep: bool, text: str) -> None:  # A3
+def test_stop_string_is_trimmed_or_kept(bpe: Tokenizer, keep: bool, text: str) -> None:
     assert "".join(stream(bpe, ["It ended", ". And"], stop=".", no_stop_trim=keep)) == text
 
 
-def test_emoji_waits_for_its_last_byte(llama2: Tokenizer) -> None:  # A4
+def test_emoji_waits_for_its_last_byte(llama2: Tokenizer) -> None:
     ids = llama2.encode("Hi 🌶!")
     out = deltas(Detokenizer(llama2), [[i] for i in ids])
     assert "".join(out) == "Hi 🌶!"
     assert "🌶" in out and "\ufffd" not in "".join(out)
 
 
-def test_spaces_stay(llama2: Tokenizer) -> None:  # A5
+def test_spaces_stay(llama2: Tokenizer) -> None:
     hi, there = llama2.encode("Hi there")
     assert deltas(Detokenizer(llama2), [[hi], [there]]) == ["Hi", " there", ""]
 
 
-def test_first_character_is_not_cut_blindly(llama2: Tokenizer) -> None:  # A6
+def test_first_character_is_not_cut_blindly(llama2: Tokenizer) -> None:
     brace, quote = llama2.encode('{"')[-2:]
     assert deltas(Detokenizer(llama2), [[brace], [quote]]) == ["{", '"', ""]
     hi = llama2.encode("Hi")
@@ -214,7 +214,7 @@ def test_first_character_is_not_cut_blindly(llama2: Tokenizer) -> None:  # A6
     assert deltas(Detokenizer(llama2, continues=True), [hi]) == [" Hi", ""]
 
 
-def test_sent_text_never_moves_back(bpe: Tokenizer) -> None:  # A7
+def test_sent_text_never_moves_back(bpe: Tokenizer) -> None:
     ids = bpe.encode("A ") + [i for b in "世".encode() for i in byte_ids(bpe, b)]
     assert deltas(Detokenizer(bpe), [[i] for i in ids])[-4:] == ["", "", "世", ""]
 
@@ -224,7 +224,7 @@ def byte_ids(tokenizer: Tokenizer, byte: int) -> list[int]:
     return [next(i for i in every if tokenizer.token_bytes(i) == bytes([byte]))]
 
 
-def test_eos_in_the_middle_of_a_character(tokenizer: Tokenizer) -> None:  # A8
+def test_eos_in_the_middle_of_a_character(tokenizer: Tokenizer) -> None:
     half = [i for b in "世".encode()[:2] for i in byte_ids(tokenizer, b)]
     ids = [*tokenizer.encode("A"), *half, min(tokenizer.eos_token_ids)]
     out = deltas(Detokenizer(tokenizer), [[i] for i in ids])
@@ -232,11 +232,11 @@ def test_eos_in_the_middle_of_a_character(tokenizer: Tokenizer) -> None:  # A8
     assert "".join(out) == tokenizer.decode(ids) == "A\ufffd"
 
 
-def test_space_before_punctuation(tokenizer: Tokenizer) -> None:  # A9
+def test_space_before_punctuation(tokenizer: Tokenizer) -> None:
     assert "".join(stream(tokenizer, ["Hi there !"])) == "Hi there !"
 
 
-def test_added_token_without_spaces(bpe: Tokenizer) -> None:  # A10
+def test_added_token_without_spaces(bpe: Tokenizer) -> None:
     assert stream(bpe, ["<think>", "1"]) == ["<think>", "1", ""]
 
 
@@ -244,7 +244,7 @@ def test_added_token_without_spaces(bpe: Tokenizer) -> None:  # A10
 @pytest.mark.parametrize(("keep", "text"), [(False, "Hi"), (True, "Hi<end>")])
 def test_stop_string_that_is_a_special_token(
     bpe: Tokenizer, skip: bool, keep: bool, text: str
-) -> None:  # A11
+) -> None:
     detokenizer = Detokenizer(bpe, skip_special_tokens=skip, stop=["<end>", "x"], no_stop_trim=keep)
     assert (
         detokenizer.stop_token_ids
@@ -255,12 +255,12 @@ def test_stop_string_that_is_a_special_token(
     assert detokenizer.stopped == "<end>"
 
 
-def test_special_tokens_skipped_or_shown(bpe: Tokenizer) -> None:  # A12
+def test_special_tokens_skipped_or_shown(bpe: Tokenizer) -> None:
     assert stream(bpe, ["Hi", "<|im_end|>"]) == ["Hi", "", ""]
     assert stream(bpe, ["Hi", "<|im_end|>"], skip_special_tokens=False) == ["Hi", "<|im_end|>", ""]
 
 
-def test_the_text_of_eos_is_not_eos(bpe: Tokenizer) -> None:  # A13
+def test_the_text_of_eos_is_not_eos(bpe: Tokenizer) -> None:
     name = "<|im_end|>"
     ids = bpe.encode(name, as_text=[(0, len(name))])
     detokenizer = Detokenizer(bpe)

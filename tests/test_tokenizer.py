@@ -106,12 +106,12 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.encode(3)  # type: ignore[arg-type]
 
 
-def test_no_clean_up_of_spaces(tokenizer: Tokenizer) -> None:  # A9
+def test_no_clean_up_of_spaces(tokenizer: Tokenizer) -> None:
     for text in ("Hi there !", "it 's", "a , b", "do n't"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_added_token_gets_no_spaces(tmp_path: Path) -> None:  # A10
+def test_added_token_gets_no_spaces(tmp_path: Path) -> None:
     tokenizer = Tokenizer(toys.byte_level(tmp_path))
     think = tokenizer.encode("<think>")
     assert len(think) == 1 and think[0] not in tokenizer.special_ids
@@ -127,7 +127,7 @@ def test_added_token_with_letters_beyond_ascii(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("x<é>y<a b>z")) == "x<é>y<a b>z"
 
 
-def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:  # A12
+def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:
     eos = min(tokenizer.eos_token_ids)
     ids = [*tokenizer.encode("Hi"), eos]
     assert tokenizer.decode(ids) == "Hi"
@@ -135,7 +135,7 @@ def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:  # A
     assert shown.endswith(tokenizer.token_bytes(eos).decode())
 
 
-def test_special_tokens_quoted_as_text(tokenizer: Tokenizer) -> None:  # A13
+def test_special_tokens_quoted_as_text(tokenizer: Tokenizer) -> None:
     for special, token_id in tokenizer.special_tokens.items():
         text = f"Hi {special}é{special}"
         first = text.index(special)
@@ -146,7 +146,7 @@ def test_special_tokens_quoted_as_text(tokenizer: Tokenizer) -> None:  # A13
         assert tokenizer.encode(text, as_text=[(0, 1)]) == tokenizer.encode(text)
 
 
-def test_threads_share_one(tokenizer: Tokenizer) -> None:  # H6
+def test_threads_share_one(tokenizer: Tokenizer) -> None:
     words = [f"Hi {n} there </s> <|im_end|> 🌶" for n in range(200)]
     alone = [tokenizer.encode(w, as_text=[(0, len(w))]) for w in words]
     fresh = tokenizer.__class__.__new__(tokenizer.__class__)
@@ -156,7 +156,7 @@ def test_threads_share_one(tokenizer: Tokenizer) -> None:  # H6
         assert list(pool.map(fresh.decode, alone)) == [tokenizer.decode(ids) for ids in alone]
 
 
-def test_eos_is_the_union_of_all_files(tmp_path: Path) -> None:  # G9
+def test_eos_is_the_union_of_all_files(tmp_path: Path) -> None:
     path = toys.byte_level(tmp_path)
     (path / "config.json").write_text('{"eos_token_id": 0}')
     (path / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')

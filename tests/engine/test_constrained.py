@@ -145,7 +145,7 @@ class TestJumpForward:
     @pytest.mark.parametrize("temperature", [0.0, 2.0])
     def test_umlauts_and_numbers(
         self, pair: tuple[Engine, Engine], asked: dict[str, Any], temperature: float
-    ) -> None:  # H9
+    ) -> None:
         jumps, walks = pair
         for seed in range(4):
             params = SamplingParams(
@@ -378,7 +378,7 @@ class TestWithOtherSettings:
         assert done.text in ("yes", "no")
         assert done.finish_reason == "stop"
 
-    def test_own_stop_ids_are_allowed_at_the_end_only(self, engine: Engine) -> None:  # D11
+    def test_own_stop_ids_are_allowed_at_the_end_only(self, engine: Engine) -> None:
         b = engine.tokenizer.encode_continuation("b")[0]
         for seed in range(10):
             params = replace(
@@ -396,7 +396,7 @@ class TestWithOtherSettings:
     )
     def test_eos_is_allowed_exactly_where_the_text_is_complete(
         self, engine: Engine, regex: str, random: Any
-    ) -> None:  # H10
+    ) -> None:
         constraint = engine.door.make(PROMPT, follow(regex)).constraint
         assert constraint is not None
         guide, text = constraint.guide, b""
@@ -444,7 +444,7 @@ class TestWithOtherSettings:
     @pytest.mark.parametrize("temperature", [0.0, 2.0])
     def test_logprobs_of_a_constrained_answer_are_numbers(
         self, engine: Engine, temperature: float
-    ) -> None:  # C7
+    ) -> None:
         """They are the model's own, so that what the mask forbids is not -inf among them: JSON,
         which has no infinity, can hold them all."""
         for regex in PATTERNS:
@@ -496,7 +496,7 @@ class TestTheDoor:
     )  # fmt: skip
     def test_a_bad_pattern_is_refused_and_the_next_is_served(
         self, engine: Engine, regex: str, words: str
-    ) -> None:  # H4
+    ) -> None:
         with pytest.raises(ValueError, match=words):
             engine.generate([PROMPT, PROMPT], [follow("yes"), follow(regex)])
         assert engine.generate(PROMPT, follow("yes")).text == "yes"

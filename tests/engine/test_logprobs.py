@@ -74,7 +74,7 @@ class TestOutput:
         assert out.prompt_logprobs is None
         assert_right(list(out.logprobs), len(PROMPT), ids, log_softmax(theirs, ids), k)
 
-    def test_they_are_the_models_own_whatever_is_sampled_from(self, engine: Engine) -> None:  # C9
+    def test_they_are_the_models_own_whatever_is_sampled_from(self, engine: Engine) -> None:
         plain = engine.generate(PROMPT, greedy(1, logprobs=5)).logprobs
         for params in (
             {"temperature": 0.5, "top_k": 1},
@@ -100,13 +100,13 @@ class TestOutput:
         assert [t.top for t in zero.logprobs or ()] == [()] * 3
         assert [len(t.top) for t in four.logprobs or ()] == [4] * 3
 
-    def test_they_do_not_defeat_the_cache(self, engine: Engine) -> None:  # C8
+    def test_they_do_not_defeat_the_cache(self, engine: Engine) -> None:
         engine.flush_cache()
         engine.generate(PROMPT, greedy(2))
         out = engine.generate(PROMPT, greedy(2, logprobs=5))
         assert out.cached_tokens == len(PROMPT) - 1
 
-    def test_top_tokens_are_ids(self, engine: Engine) -> None:  # C10
+    def test_top_tokens_are_ids(self, engine: Engine) -> None:
         """Halves of characters have one text, U+FFFD, and 20 different ids."""
         out = engine.generate(PROMPT, greedy(1, logprobs=20))
         assert out.logprobs is not None
@@ -115,7 +115,7 @@ class TestOutput:
         assert len({i for i, _ in out.logprobs[0].top}) == 20
 
     @pytest.mark.parametrize("allowed", [1, 3])
-    def test_minus_infinity_is_a_value(self, tiny_model_dir: Path, allowed: int) -> None:  # C7
+    def test_minus_infinity_is_a_value(self, tiny_model_dir: Path, allowed: int) -> None:
         with fp32(str(tiny_model_dir)) as engine:
             runner = engine.loop.runner
             forward = runner.forward
@@ -141,7 +141,7 @@ class TestPrompt:
         [{}, {"prefix_cache": "none"}, {"prefill_budget": 7}, {"decode_workspace": False}],
         ids=str,
     )
-    def test_cold_warm_and_chunked(  # C8
+    def test_cold_warm_and_chunked(
         self, tiny_model_dir: Path, theirs: Any, first: int, settings: dict[str, Any]
     ) -> None:
         table = log_softmax(theirs, PROMPT)
@@ -189,13 +189,13 @@ class TestPrompt:
         out = engine.generate([5], greedy(2, prompt_logprobs_from=0))
         assert out.prompt_logprobs == [None]
 
-    def test_without_an_answer(self, engine: Engine, theirs: Any) -> None:  # C12
+    def test_without_an_answer(self, engine: Engine, theirs: Any) -> None:
         out = engine.generate(PROMPT, greedy(0, prompt_logprobs_from=0, logprobs=2))
         assert (out.token_ids, out.logprobs, out.finish_reason) == ([], [], "length")
         assert out.prompt_logprobs is not None
         assert_right(out.prompt_logprobs, 0, PROMPT, log_softmax(theirs, PROMPT), 2)
 
-    def test_a_hundred_suffixes_of_one_prefix_hit_the_cache(self, engine: Engine) -> None:  # C12
+    def test_a_hundred_suffixes_of_one_prefix_hit_the_cache(self, engine: Engine) -> None:
         engine.flush_cache()
         n = len(PROMPT)
         params = greedy(0, prompt_logprobs_from=n)
@@ -220,7 +220,7 @@ class TestPrompt:
             with pytest.raises(ValueError, match=r"17 tokens, but the context holds 16$"):
                 engine.generate([*full, 5], greedy(0))
 
-    def test_nan_in_the_prompt_fails_that_request_only(self, tiny_model_dir: Path) -> None:  # B14
+    def test_nan_in_the_prompt_fails_that_request_only(self, tiny_model_dir: Path) -> None:
         with fp32(str(tiny_model_dir)) as engine:
             forward = engine.loop.runner.forward
 
@@ -285,12 +285,12 @@ class TestScore:
             expected = expected_score(theirs, ids, len(bare))
             assert list(score.logprobs) == pytest.approx(expected, abs=NEAR)
 
-    def test_the_prompts_last_token_is_in_no_score(self, engine: Engine) -> None:  # C2
+    def test_the_prompts_last_token_is_in_no_score(self, engine: Engine) -> None:
         scores = engine.score(">>>", ["all", "get"])
         for score, word in zip(scores, ("all", "get"), strict=True):
             assert engine.tokenizer.decode(score.token_ids) == word
 
-    def test_a_prompt_that_ends_in_a_space(self, tmp_path: Path) -> None:  # C3
+    def test_a_prompt_that_ends_in_a_space(self, tmp_path: Path) -> None:
         path = make_tiny_model(tmp_path / "m", vocab_size=500)
         (path / "special_tokens_map.json").unlink(missing_ok=True)
         sentencepiece(path)
@@ -307,7 +307,7 @@ class TestScore:
                 assert list(score.logprobs) == pytest.approx(expected, abs=NEAR)
             assert list(engine.score("Hi ", ["5"])[0].token_ids) == five[3:]  # nothing to match
 
-    def test_two_thousand_with_few_rows_and_slots(self, tiny_model_dir: Path) -> None:  # C6
+    def test_two_thousand_with_few_rows_and_slots(self, tiny_model_dir: Path) -> None:
         with fp32(str(tiny_model_dir), max_running=8, kv_tokens=200) as engine:
             choices = [[3 + i % 300, 3 + i // 300] for i in range(2000)]
             scores = engine.score(PROMPT[:20], choices)

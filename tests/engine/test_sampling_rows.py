@@ -63,7 +63,7 @@ def slow_answer(model: Any, prompt: list[int], n: int, adjust: Adjust) -> list[i
 
 class TestAgainstTheObviousLoop:
     @pytest.mark.parametrize("penalty", [1.3, 5.0, 0.7])
-    def test_repetition_penalty(self, engine: Engine, theirs: Any, penalty: float) -> None:  # B9
+    def test_repetition_penalty(self, engine: Engine, theirs: Any, penalty: float) -> None:
         processor = RepetitionPenaltyLogitsProcessor(penalty)
 
         def adjust(logits: torch.Tensor, prompt: list[int], output: list[int]) -> torch.Tensor:
@@ -140,7 +140,7 @@ class TestOneLogit:
     """What `sample_rows` would be given, by hand."""
 
     @pytest.mark.parametrize("prompt", [[3], [3, 3, 3]])
-    def test_repetition_is_applied_once_to_either_sign(self, prompt: list[int]) -> None:  # B9
+    def test_repetition_is_applied_once_to_either_sign(self, prompt: list[int]) -> None:
         params = SamplingParams(repetition_penalty=1.3)
         seen = Adjustments(params, [*prompt, 4], ())
         logits = torch.zeros(1, 9)
@@ -179,14 +179,14 @@ class TestOneLogit:
 class TestEnds:
     """Each limit of each setting, through the engine."""
 
-    def test_a_tiny_temperature_is_greedy(self, engine: Engine) -> None:  # B1
+    def test_a_tiny_temperature_is_greedy(self, engine: Engine) -> None:
         best = engine.generate(PROMPT, greedy(12)).token_ids
         for temperature in (1e-9, 1e-5, 1e-4):
             params = SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True)
             assert engine.generate(PROMPT, params).token_ids == best
 
     @pytest.mark.parametrize("top_k", [-1, 0, 384, 385, 10**6, 10**12])
-    def test_top_k_beyond_the_vocabulary_is_off(self, engine: Engine, top_k: int) -> None:  # B5
+    def test_top_k_beyond_the_vocabulary_is_off(self, engine: Engine, top_k: int) -> None:
         plain = SamplingParams(seed=3, max_tokens=8, ignore_eos=True)
         expected = engine.generate(PROMPT, plain).token_ids
         assert engine.generate(PROMPT, replace(plain, top_k=top_k)).token_ids == expected
@@ -238,11 +238,11 @@ class TestEnds:
         assert (out.completion_tokens, out.finish_reason) == (16 - len(PROMPT), "length")
 
     def test_no_max_tokens_means_until_the_context_is_full(self, tiny_model_dir: Path) -> None:
-        with fp32(str(tiny_model_dir), context_length=200) as engine:  # B13: not 16, nor 128
+        with fp32(str(tiny_model_dir), context_length=200) as engine:  # not 16, nor 128
             out = engine.generate(PROMPT, SamplingParams(ignore_eos=True))
         assert (out.completion_tokens, out.finish_reason) == (200 - len(PROMPT), "length")
 
-    def test_ignored_eos_is_not_forbidden_by_min_tokens(self, tmp_path: Path) -> None:  # B12
+    def test_ignored_eos_is_not_forbidden_by_min_tokens(self, tmp_path: Path) -> None:
         path = make_tiny_model(tmp_path / "m")
         with fp32(str(path)) as engine:
             answer = engine.generate(PROMPT, greedy(8)).token_ids
@@ -263,14 +263,14 @@ class TestDoor:
             ({"prompt_logprobs_from": 7}, "prompt_logprobs_from=7.*7 tokens.*6"),
         ],
     )
-    def test_ids_and_positions_that_are_not_there(  # B7, B8
+    def test_ids_and_positions_that_are_not_there(
         self, engine: Engine, params: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(ValueError, match=message):
             engine.generate(PROMPT, SamplingParams(**params))
         assert engine.generate(PROMPT, greedy(1)).completion_tokens == 1
 
-    def test_n_answers(self, engine: Engine) -> None:  # B11
+    def test_n_answers(self, engine: Engine) -> None:
         params = SamplingParams(n=3, seed=5, max_tokens=6, ignore_eos=True)
         three = engine.generate(PROMPT, params)
         assert [c.index for c in three] == [0, 1, 2]
@@ -354,7 +354,7 @@ def tight(model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
 
 
 @given(requests())
-def test_the_batch_changes_nobodys_answer(  # B4, B10, B15, C8
+def test_the_batch_changes_nobodys_answer(
     tight: tuple[Engine, Engine], given: tuple[list[list[int]], list[SamplingParams]]
 ) -> None:
     """Any mix of settings, together and under pressure (chunks, waiting, eviction, retraction,

@@ -26,7 +26,7 @@ def run_to_first_token(model: PrefixModel, req: Req) -> None:
 
 
 class TestInFlightSharing:
-    def test_eight_cold_prompts_compute_their_prefix_once_in_one_step(self) -> None:  # D13
+    def test_eight_cold_prompts_compute_their_prefix_once_in_one_step(self) -> None:
         model = PrefixModel(200)
         prefix = list(range(40))
         reqs = [model.submit([*prefix, 50 + i], 4) for i in range(8)]
@@ -59,7 +59,7 @@ class TestInFlightSharing:
         assert spans(model.step()) == [(18, 20)]
         assert long.cached_tokens == 14
 
-    def test_equal_prompts_keep_their_own_last_token_until_they_leave(self) -> None:  # D1, D2
+    def test_equal_prompts_keep_their_own_last_token_until_they_leave(self) -> None:
         model = PrefixModel(100)
         first, second = model.submit([1, 2, 3], 3), model.submit([1, 2, 3], 3)
         assert spans(model.step()) == [(0, 3), (2, 3)]
@@ -71,7 +71,7 @@ class TestInFlightSharing:
         assert model.scheduler.tree.total_size == kept
         assert model.scheduler.pool.available_size == 100 - kept
 
-    def test_a_warm_prompt_computes_its_last_token_only(self) -> None:  # D1
+    def test_a_warm_prompt_computes_its_last_token_only(self) -> None:
         model = PrefixModel(100)
         for _ in range(2):
             req = model.submit(list(range(16)))
@@ -88,7 +88,7 @@ class TestInFlightSharing:
         model.end(req, "abort")
         assert model.scheduler.tree.protected_size == 0
 
-    def test_without_a_cache_nothing_is_shared(self) -> None:  # D16
+    def test_without_a_cache_nothing_is_shared(self) -> None:
         model = PrefixModel(100, prefix_cache="none", policy="lpm")
         for i in range(3):
             model.submit([*range(10), 50 + i])
@@ -96,7 +96,7 @@ class TestInFlightSharing:
         assert model.tally.prefilled == 33
         assert model.scheduler.tree.total_size == 0
 
-    def test_without_a_cache_lpm_is_fcfs(self) -> None:  # D16
+    def test_without_a_cache_lpm_is_fcfs(self) -> None:
         model = PrefixModel(100, prefix_cache="none", policy="lpm", rows=1)
         reqs = [model.submit([i]) for i in (3, 1, 2)]
         model.run()
@@ -104,7 +104,7 @@ class TestInFlightSharing:
 
 
 class TestNamespaces:
-    def test_equal_tokens_in_two_namespaces_share_nothing(self) -> None:  # D15
+    def test_equal_tokens_in_two_namespaces_share_nothing(self) -> None:
         model = PrefixModel(200)
         reqs = [
             model.submit(list(range(10)), 3, namespace)
@@ -120,13 +120,13 @@ class TestNamespaces:
 
 
 class TestChunks:
-    def test_the_budget_counts_what_is_computed_not_what_is_cached(self) -> None:  # D5
+    def test_the_budget_counts_what_is_computed_not_what_is_cached(self) -> None:
         model = PrefixModel(100, prefill_budget=10)
         for i in range(4):
             model.submit([*range(7), 50 + i])
         assert spans(model.step()) == [(0, 8), (7, 8), (7, 8)]  # 10 tokens: 8 new, then 1 and 1
 
-    def test_a_newcomer_gets_what_the_chunk_leaves(self) -> None:  # D12
+    def test_a_newcomer_gets_what_the_chunk_leaves(self) -> None:
         model = PrefixModel(100, prefill_budget=6)
         model.submit(list(range(16)), 2)
         model.submit([50, 51, 52], 2)
@@ -137,7 +137,7 @@ class TestChunks:
             [(2, 3)],
         ]
 
-    def test_a_prompt_larger_than_what_is_left_of_the_budget_is_cut(self) -> None:  # D11
+    def test_a_prompt_larger_than_what_is_left_of_the_budget_is_cut(self) -> None:
         model = PrefixModel(100, prefill_budget=4)
         running = [model.submit([50 + i], 30) for i in range(3)]
         model.step()
@@ -148,14 +148,14 @@ class TestChunks:
                 model.end(req, "abort")
         assert spans(model.step()) == [(2, 5)]
 
-    def test_prompts_get_on_when_decodes_fill_the_budget(self) -> None:  # D11
+    def test_prompts_get_on_when_decodes_fill_the_budget(self) -> None:
         model = PrefixModel(100, prefill_budget=2)
         for i in range(3):
             run_to_first_token(model, model.submit([50 + i], 40))
         newcomer = model.submit([1, 2, 3], 1)
         run_to_first_token(model, newcomer)
 
-    def test_the_latest_answer_token_is_prefilled_when_a_request_returns(self) -> None:  # D6
+    def test_the_latest_answer_token_is_prefilled_when_a_request_returns(self) -> None:
         model = PrefixModel(60)
         first, second = model.submit([50], 30), model.submit([51, 52], 30)
         run_to_first_token(model, second)
@@ -168,7 +168,7 @@ class TestChunks:
 
 
 class TestRetraction:
-    def test_two_that_need_60_percent_of_the_pool_both_finish(self) -> None:  # D8
+    def test_two_that_need_60_percent_of_the_pool_both_finish(self) -> None:
         model = PrefixModel(20, look_ahead=1)
         reqs = [model.submit([50 + i, 60 + i, 61], 10) for i in range(2)]
         model.run(most_steps=3 + 2 * 10)
@@ -176,7 +176,7 @@ class TestRetraction:
             assert req.output_ids == answer_alone(req.prompt_ids, 10, 20)
         assert [req.retractions for req in reqs] == [0, 1], "the later arrival gives way, once"
 
-    def test_one_alone_that_outgrows_the_pool_ends_with_length(self) -> None:  # D7
+    def test_one_alone_that_outgrows_the_pool_ends_with_length(self) -> None:
         model = PrefixModel(12)
         req = model.submit([50, 51, 52], 100)
         other = model.submit([60], 1)
@@ -211,7 +211,7 @@ class TestRetraction:
                     alone = answer_alone(req.prompt_ids, req.max_tokens, slots)
                     assert req.output_ids == alone
 
-    def test_a_retracted_request_goes_before_all_that_arrived_later(self) -> None:  # D8
+    def test_a_retracted_request_goes_before_all_that_arrived_later(self) -> None:
         model = PrefixModel(40, rows=2)
         first, second = model.submit([50, 51], 12), model.submit([60, 61], 12)
         run_to_first_token(model, second)
@@ -281,7 +281,7 @@ class TestRetraction:
 
 class TestLeaving:
     @pytest.mark.parametrize("state", ["waiting", "prefilling", "running"])
-    def test_abort_frees_what_was_held(self, state: str) -> None:  # D3, D18
+    def test_abort_frees_what_was_held(self, state: str) -> None:
         model = PrefixModel(40, prefill_budget=4, rows=1)
         if state == "waiting":
             blocker = model.submit([50], 2)
@@ -495,7 +495,7 @@ class TestCost:
 
 
 class TestBooks:
-    def test_a_lost_slot_is_named(self) -> None:  # D3
+    def test_a_lost_slot_is_named(self) -> None:
         model = PrefixModel(20)
         model.submit([1, 2, 3])
         model.run()

@@ -39,7 +39,7 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
 )
 def test_eight_cold_prompts_compute_their_prefix_once(
     tiny_model_dir: Path, alone: Engine, settings: dict[str, Any]
-) -> None:  # D13
+) -> None:
     with fp32(str(tiny_model_dir), **settings) as engine:
         together = engine.generate(TOGETHER, greedy(6))
         stats = engine.stats()
@@ -74,7 +74,7 @@ def test_every_policy_gives_the_same_answers_under_pressure(
         assert_all_free(engine)
 
 
-def test_namespaces_share_nothing_and_answer_the_same(tiny_model_dir: Path) -> None:  # D15
+def test_namespaces_share_nothing_and_answer_the_same(tiny_model_dir: Path) -> None:
     with fp32(str(tiny_model_dir)) as engine:
         cached = {}
         tokens = set()
@@ -142,7 +142,7 @@ def test_going_idle_checks_the_accounts_but_walks_no_tree(tiny_model_dir: Path) 
 )
 def test_a_pool_that_is_too_small_says_which_way_to_turn_the_knob(
     settings: dict[str, Any], way_out: str
-) -> None:  # D19
+) -> None:
     model = ModelConfig.from_dict(
         {
             "architectures": ["LlamaForCausalLM"],

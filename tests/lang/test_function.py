@@ -124,7 +124,7 @@ class TestSettings:
             f.run(backend=backend, **run)
             return params_of(backend)
 
-        assert asked({}, {}) == SamplingParams(max_tokens=128)  # B13
+        assert asked({}, {}) == SamplingParams(max_tokens=128)
         assert asked({}, {"max_new_tokens": 5}) == SamplingParams(max_tokens=5)
         assert asked({}, {"max_tokens": None}) == SamplingParams(max_tokens=None)
         assert asked({"max_tokens": 7}, {"max_tokens": 5}).max_tokens == 7

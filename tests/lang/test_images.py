@@ -71,7 +71,7 @@ class TestOnAnEngine:
 
     def test_several_pictures_of_several_shapes_each_where_it_was_shown(
         self, engine: Engine
-    ) -> None:  # F18
+    ) -> None:
         @sgl.function
         def f(s: sgl.ProgramState, first: Any, second: Any) -> None:
             s += "One " + sgl.image(first) + " and " + sgl.image(second) + ":"
@@ -84,7 +84,7 @@ class TestOnAnEngine:
         again = f"{text}{one['x']}. Again <image>"
         assert one["y"] == answer(engine, again, A, B, A)
 
-    def test_every_form_is_the_same_picture(self, engine: Engine, tmp_path: Path) -> None:  # F5
+    def test_every_form_is_the_same_picture(self, engine: Engine, tmp_path: Path) -> None:
         file = BytesIO()
         A.save(file, "PNG")
         png, path = file.getvalue(), tmp_path / "a.png"
@@ -97,9 +97,9 @@ class TestOnAnEngine:
             meta = state.get_meta_info("answer")
             assert state["answer"] == expected
             assert meta["cached_tokens"] == meta["prompt_tokens"] - 1
-        assert ask.run(B, backend=engine).get_meta_info("answer")["cached_tokens"] < 16  # D14
+        assert ask.run(B, backend=engine).get_meta_info("answer")["cached_tokens"] < 16
 
-    def test_one_picture_need_not_be_in_a_list(self, engine: Engine, tmp_path: Path) -> None:  # F11
+    def test_one_picture_need_not_be_in_a_list(self, engine: Engine, tmp_path: Path) -> None:
         A.save(tmp_path / "cat.png")
         for alone in (A, tmp_path / "cat.png", str(tmp_path / "cat.png")):
             done = engine.generate(Prompt("<image> Hi", alone), SamplingParams(**GREEDY))
@@ -174,7 +174,7 @@ class TestOnAnEngine:
         f.run(backend=engine)
         assert read == [path]
 
-    def test_a_bad_picture_then_a_good_one(self, engine: Engine, tmp_path: Path) -> None:  # F15
+    def test_a_bad_picture_then_a_good_one(self, engine: Engine, tmp_path: Path) -> None:
         (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
         for source in (tmp_path / "bad.png", "none.png", b"", 3):
             with pytest.raises(ValueError, match=r"^image ") as failure:
@@ -182,7 +182,7 @@ class TestOnAnEngine:
             assert any("ask" in note for note in failure.value.__notes__)
         assert ask.run(A, backend=engine)["answer"]
 
-    def test_who_types_a_placeholder_shows_nothing(self, engine: Engine) -> None:  # A13, F10
+    def test_who_types_a_placeholder_shows_nothing(self, engine: Engine) -> None:
         state = ask.run(A, question="What does <image> mean?", backend=engine)
         assert state.get_meta_info("answer")["prompt_tokens"] > 16
         with pytest.raises(ValueError, match="2 placeholders of images and 1 images"):

@@ -100,7 +100,7 @@ def test_the_forms_that_the_docs_name_are_read(site: str, tmp_path: Path) -> Non
 
 
 class TestHttp:
-    def test_a_url_is_what_it_shows(self, site: str) -> None:  # F4, F5
+    def test_a_url_is_what_it_shows(self, site: str) -> None:
         for path in ("/cat.png", "/a cat.png", "/to?/cat.png", f"/to?{site}/cat.png", "/cat.png#x"):
             assert load(site + path).key == load(PNG).key
         assert load(f"HTTP{site[4:]}/cat.png").key == load(PNG).key
@@ -121,7 +121,7 @@ class TestHttp:
         with pytest.raises(ValueError) as refusal:
             load(site + path, Limits(max_bytes=10000))
         assert words in str(refusal.value)
-        assert load(site + "/cat.png")  # F15
+        assert load(site + "/cat.png")
 
     def test_a_promise_of_too_much_is_enough(self, site: str) -> None:
         with pytest.raises(ValueError, match="longer than the 999 bytes"):
@@ -139,7 +139,7 @@ class TestHttp:
         with pytest.raises(ValueError, match=r"^image .http"):
             load(url)
 
-    def test_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:  # F17
+    def test_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def unknown(*_: object, **__: object) -> None:
             raise socket.gaierror("Temporary failure in name resolution")
 
@@ -148,7 +148,7 @@ class TestHttp:
             load("https://example.org/cat.png")
         assert load(PNG)
 
-    def test_nobody_listens(self) -> None:  # F17
+    def test_nobody_listens(self) -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             with pytest.raises(ValueError, match=r"can.t be fetched: .*refused"):

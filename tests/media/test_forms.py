@@ -33,7 +33,7 @@ class TestForms:
     @given(picture=pictures())
     def test_one_picture_has_one_key_in_every_form(
         self, picture: np.ndarray[Any, Any], tmp_path_factory: pytest.TempPathFactory
-    ) -> None:  # F4, F5
+    ) -> None:
         path = tmp_path_factory.getbasetemp() / "one picture.png"
         pillow = Pillow.fromarray(picture)
         png = encoded(pillow)
@@ -55,12 +55,12 @@ class TestForms:
         assert all(pixels(form) == picture.tolist() for form in forms)
 
     @given(one=pictures(), other=pictures())
-    def test_other_pixels_have_another_key(self, one: Any, other: Any) -> None:  # D14
+    def test_other_pixels_have_another_key(self, one: Any, other: Any) -> None:
         same = one.shape == other.shape and (one == other).all()
         assert (load(one).key == load(other).key) == same
         assert (load(one) == load(other)) == same
 
-    def test_the_key_is_of_more_than_the_bytes(self) -> None:  # D14, D15
+    def test_the_key_is_of_more_than_the_bytes(self) -> None:
         row = np.arange(18, dtype=np.uint8)
         shapes = [row.reshape(shape) for shape in ((2, 3, 3), (3, 2, 3), (1, 6, 3), (6, 1, 3))]
         keys = {load(shape).key for shape in shapes}
@@ -110,7 +110,7 @@ class TestForms:
                 function(source)
             assert str(refusal.value).startswith("image ") and words in str(refusal.value)
             assert len(str(refusal.value)) < 300
-        assert load(PNG).frames[0].size == (7, 5)  # F15
+        assert load(PNG).frames[0].size == (7, 5)
 
     def test_what_may_be_read_is_limited(self, tmp_path: Path) -> None:
         path = tmp_path / "cat.png"

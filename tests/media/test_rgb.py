@@ -21,7 +21,7 @@ WHITE, RED = [255, 255, 255], [255, 0, 0]
 
 
 class TestRGB:
-    def test_grey_is_rgb(self) -> None:  # F1
+    def test_grey_is_rgb(self) -> None:
         grey = np.arange(15, dtype=np.uint8).reshape(3, 5)
         expected = np.repeat(grey[..., None], 3, axis=2).tolist()
         for form in (
@@ -32,7 +32,7 @@ class TestRGB:
         ):
             assert pixels(form) == expected
 
-    def test_what_is_invisible_is_white(self) -> None:  # F2
+    def test_what_is_invisible_is_white(self) -> None:
         rgba = np.array([[[255, 0, 0, 0], [255, 0, 0, 255], [0, 0, 0, 128]]], np.uint8)
         expected = [[WHITE, RED, [127] * 3]]
         for form in (rgba, Pillow.fromarray(rgba), encoded(Pillow.fromarray(rgba))):
@@ -42,7 +42,7 @@ class TestRGB:
         for form in (grey, Pillow.fromarray(grey), encoded(Pillow.fromarray(grey))):
             assert pixels(form) == [[WHITE, [0] * 3, [127] * 3]]
 
-    def test_one_colour_may_be_the_transparent_one(self) -> None:  # F2: tRNS
+    def test_one_colour_may_be_the_transparent_one(self) -> None:  # tRNS
         rgb = Pillow.fromarray(np.array([[RED, [0, 0, 255]]], np.uint8))
         assert pixels(encoded(rgb, transparency=(255, 0, 0))) == [[WHITE, [0, 0, 255]]]
         grey = Pillow.fromarray(np.array([[7, 9]], np.uint8))
@@ -56,7 +56,7 @@ class TestRGB:
         wide.info["transparency"] = 300
         assert pixels(wide) == [[WHITE, WHITE, [0] * 3]]
 
-    def test_sixteen_bits_are_scaled_and_not_clipped(self, tmp_path: Path) -> None:  # F13
+    def test_sixteen_bits_are_scaled_and_not_clipped(self, tmp_path: Path) -> None:
         wide = np.array([[0, 128, 129, 40000, 65535]], np.uint16)
         expected = [[[v] * 3 for v in (0, 0, 1, 156, 255)]]
         for form in (wide, Pillow.fromarray(wide), encoded(Pillow.fromarray(wide)),
@@ -66,7 +66,7 @@ class TestRGB:
             with pytest.raises(ValueError, match=f'mode "{mode}"'):
                 load(Pillow.new(mode, (2, 2), 200))
 
-    def test_other_modes(self) -> None:  # F13
+    def test_other_modes(self) -> None:
         cmyk = Pillow.new("CMYK", (8, 8), (0, 255, 255, 0))
         assert pixels(cmyk) == [[RED] * 8] * 8
         shown = np.array(pixels(encoded(cmyk, "JPEG", quality=100)), int)
@@ -75,7 +75,7 @@ class TestRGB:
         assert pixels(np.array([[True, False]])) == [[WHITE, [0] * 3]]
         assert pixels(np.array([[0.0, 0.5, 1.0]])) == [[[0] * 3, [128] * 3, WHITE]]
 
-    def test_of_an_animation_the_first_frame(self) -> None:  # F13
+    def test_of_an_animation_the_first_frame(self) -> None:
         for kind in ("GIF", "WEBP", "PNG"):
             assert pixels(animation(greys(10, 200, size=(1, 1)), kind)) == [[[10] * 3]]
         second = Pillow.open(BytesIO(animation(greys(10, 200, size=(1, 1)), "GIF")))
@@ -83,7 +83,7 @@ class TestRGB:
         assert pixels(second) == [[[200] * 3]]
 
     @pytest.mark.parametrize("orientation", range(1, 9))
-    def test_a_camera_held_in_any_way(self, orientation: int) -> None:  # F3
+    def test_a_camera_held_in_any_way(self, orientation: int) -> None:
         """EXIF says where row 0 and column 0 of the file belong in what is seen."""
         a = np.asarray(CAT)
         seen = {
@@ -115,7 +115,7 @@ class TestBadFiles:
     @pytest.mark.parametrize("size", [(40000, 40000), (10**9, 1), (9000, 9000)])
     def test_a_bomb_is_refused_by_its_header(
         self, size: tuple[int, int], recwarn: pytest.WarningsRecorder
-    ) -> None:  # F12
+    ) -> None:
         with pytest.raises(ValueError, match="pixels"):
             load(png_header(*size))
 

@@ -40,7 +40,7 @@ FRAMES = greys(*LEVELS)
 class TestFrames:
     """Which ones: the same for every kind of video."""
 
-    def test_all_of_a_list_unless_asked_otherwise(self) -> None:  # F16
+    def test_all_of_a_list_unless_asked_otherwise(self) -> None:
         array = np.stack([np.asarray(frame) for frame in FRAMES])
         for source in (FRAMES, tuple(FRAMES), array, [encoded(frame) for frame in FRAMES]):
             assert levels(load_video(source)) == LEVELS
@@ -199,7 +199,7 @@ class TestVideoFiles:
     )
     def test_errors_of_the_decoder_are_in_words(
         self, data: bytes, choice: dict[str, Any], words: str
-    ) -> None:  # F15
+    ) -> None:
         with pytest.raises(ValueError) as refusal:
             load_video(data, **choice)
         assert str(refusal.value).startswith(f"video ({len(data)} bytes): ")

@@ -124,12 +124,12 @@ class TestOneTile:
         file.unlink()
         assert processor(path)([photo(40, 60)]).values.equal(expected)
 
-    def test_a_picture_too_long_and_thin(self, make: Make) -> None:  # F14
+    def test_a_picture_too_long_and_thin(self, make: Make) -> None:
         """Its short edge grown to the tower's, a line of a million pixels would fill the memory."""
         clip = processor(make())
         with pytest.raises(ValueError, match=r"10000000 x 1 pixels would grow to 280000000 x 28"):
             clip([Image.new("RGB", (10**7, 1))])
-        assert clip([photo(1, 1)]).values.shape == (1, 3, SIDE, SIDE)  # F15
+        assert clip([photo(1, 1)]).values.shape == (1, 3, SIDE, SIDE)
         padded = processor(make(**CLIP["padded"]))
         with pytest.raises(ValueError, match="would grow to 100000 x 100000"):
             padded([Image.new("RGB", (10**5, 1))])
@@ -143,7 +143,7 @@ def anyres(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageProcessor, An
 
 class TestAnyRes:
     @pytest.mark.parametrize("architecture", [NEXT, VIDEO])
-    def test_tiles_are_those_of_transformers(self, make: Make, architecture: str) -> None:  # F6, F7
+    def test_tiles_are_those_of_transformers(self, make: Make, architecture: str) -> None:
         path = make(architecture)
         config, theirs = llava_config(path), transformers_processor(path)
         ours = ImageProcessor.from_dir(path, config)
@@ -159,13 +159,13 @@ class TestAnyRes:
     @given(height=st.integers(1, 300), width=st.integers(1, 300))
     def test_any_size_at_all(
         self, anyres: tuple[ImageProcessor, Any], height: int, width: int
-    ) -> None:  # F8, F14
+    ) -> None:
         ours, theirs = anyres
         image = photo(height, width)
         expected = theirs(image, return_tensors="pt").pixel_values[0]
         assert_same_pixels(ours([image]).values, expected)
 
-    def test_pinpoints_are_the_models_own(self, tmp_path: Path) -> None:  # F9
+    def test_pinpoints_are_the_models_own(self, tmp_path: Path) -> None:
         pinpoints = [[28, 112], [84, 28]]  # height, width: not the usual ones, and not symmetric
         path = make_tiny_llava(tmp_path, architecture=NEXT, image_size=SIDE, pinpoints=pinpoints)
         ours = processor(path)
@@ -176,7 +176,7 @@ class TestAnyRes:
 
 
 class TestVideo:
-    def test_frames_are_clips_and_all_are_counted(self, make: Make) -> None:  # F16
+    def test_frames_are_clips_and_all_are_counted(self, make: Make) -> None:
         """Its own numbers, from whichever of the three places has them."""
         path = make(VIDEO)
         (path / "clip").mkdir()
