@@ -117,19 +117,15 @@ def parts_of(
     rest = dict(sorted(counts.items()))
     while rest:
         most = max(rest.values())
-        together, rest = rest, {}
-        if most > 1 and not _is_dense(together):
-            rest = {row: n for row, n in together.items() if 2 * n <= most}
-            together = {row: n for row, n in together.items() if 2 * n > most}
-        if most == 1 or _is_dense(together):
-            yield Part.of(slab, together, group), list(together)
-        else:
-            yield from ((Part.of(slab, {row: n}, group), [row]) for row, n in together.items())
+        alike = rest if _is_dense(rest) else {row: n for row, n in rest.items() if 2 * n > most}
+        rest = {row: n for row, n in rest.items() if row not in alike}
+        for its in [alike] if _is_dense(alike) else [{row: n} for row, n in alike.items()]:
+            yield Part.of(slab, its, group), list(its)
 
 
 def _is_dense(counts: Mapping[int, int]) -> bool:
-    rows = max(counts) + 1 - min(counts)
-    return rows * max(counts.values()) <= MOST_QUERIES * sum(counts.values())
+    width, rows = max(counts.values()), max(counts) + 1 - min(counts)
+    return width == 1 or rows * width <= MOST_QUERIES * sum(counts.values())
 
 
 def _mask(hidden: torch.Tensor, slab: Slab[Owner], group: int) -> torch.Tensor:

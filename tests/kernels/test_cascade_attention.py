@@ -119,7 +119,7 @@ NESTED: Shared = [([0, 1, 2, 3], 21), ([1, 2], 14), ([3, 0], 3), ([2, 1], 1)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("D", [16, 64, 80, 96, 128])
+@pytest.mark.parametrize("D", [16, 64, 80, 96, 128, 192, 256])
 def test_head_dims(D: int, dtype: torch.dtype) -> None:
     check(make([3, 1], [([0, 1], 18)], D=D, dtype=dtype))
 

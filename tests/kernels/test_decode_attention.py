@@ -70,7 +70,7 @@ def exact(case: Case, window: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("D", [16, 64, 80, 96, 128])
+@pytest.mark.parametrize("D", [16, 64, 80, 96, 128, 192, 256])
 def test_head_dims(D: int, dtype: torch.dtype) -> None:
     case = make([5, 18], D=D, dtype=dtype)
     assert_near(run(case), exact(case))

@@ -4,6 +4,7 @@ should be, and nothing that outlives the router."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -59,6 +60,32 @@ def test_two_workers_answer_as_one_engine_does(tiny_model_dir: Path) -> None:
             until(lambda: not any(_believed(client)))
     finally:
         router.send_signal(signal.SIGKILL)  # which it can't tell its workers of
+        router.wait(LONG)
+        router.stderr.close()
+    until(lambda: all(map(is_closed, workers)))
+
+
+def test_ctrl_c_lets_answers_go_on(tiny_model_dir: Path) -> None:
+    command = [sys.executable, "-m", "minisgl.router", "--model", str(tiny_model_dir)]
+    command += ["--workers", "1", "--port", "0", "--kv-tokens", "512", "--no-access-log"]
+    router = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert router.stderr is not None
+        url = next(line.strip() for line in router.stderr if line.startswith("http://"))
+        with httpx.Client(base_url=url, timeout=LONG) as client:
+            workers = [each["url"] for each in client.get("/router/state").json()["workers"]]
+            asked = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
+            usage = {"stream_options": {"include_usage": True}}
+            with client.stream("POST", "/v1/completions", json=asked | usage) as answer:
+                pieces = answer.iter_text()
+                text = next(pieces)
+                os.killpg(router.pid, signal.SIGINT)  # as a terminal does, to all of its group
+                text += "".join(pieces)
+        assert events(text)[-1]["usage"]["completion_tokens"] == 100
+        assert router.wait(LONG) == 0
+        assert "Traceback" not in router.stderr.read()
+    finally:
+        router.kill()
         router.wait(LONG)
         router.stderr.close()
     until(lambda: all(map(is_closed, workers)))

@@ -4,11 +4,13 @@ and by a program; at the server itself, and through the router.  The answers are
 from __future__ import annotations
 
 import base64
+import http.server
 import io
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import openai
@@ -18,7 +20,7 @@ import pytest
 import minisgl.lang as sgl
 from minisgl import Engine, Prompt, SamplingParams
 from minisgl.lang.backends.engine import EngineBackend
-from minisgl.media import Video
+from minisgl.media import Limits, Video
 from tests.engine.pictures import picture
 from tests.models.tiny_llava import make_tiny_llava
 from tests.serve.common import LONG, Running, events, serving
@@ -206,3 +208,79 @@ def test_one_that_can_not_be_used(
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     good = generate(url, text=ASKED, image_data=encoded(picture(1)), sampling_params=NATIVE)
     assert good.json()["text"] == alone(server, Prompt(ASKED, picture(1)))
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """Shows one picture, and counts who looked."""
+
+    looked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.looked.append(self.path)
+        file = io.BytesIO()
+        picture(1).save(file, "PNG")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(file.getvalue())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    Site.looked.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/cat.png"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+class TestWhatMayBeRead:
+    """A client gives bytes.  What is a path or an address of the server's own is its owner's to
+    allow: a picture in a file of somebody else's, or behind a firewall, would be answered about."""
+
+    def refused(self, server: Running, image: str) -> str:
+        chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]}]
+        native = {"text": ASKED, "image_data": image, "sampling_params": NATIVE}
+        said = []
+        for path, body in (("/generate", native), ("/v1/chat/completions", {"messages": chat})):
+            answer = server.post(path, body)
+            assert answer.status_code == 400, answer.text
+            said.append(str(answer.json()["error"]["message"]))
+        assert said[0].split(": ")[-1] == said[1].split(": ")[-1]
+        return said[0]
+
+    def test_without_options_neither_files_nor_addresses(
+        self, server: Running, site: str, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "cat.png"
+        picture(1).save(file)
+        for image in (str(file), file.as_uri()):
+            said = self.refused(server, image)
+            assert "nor base64" in said and "no such file" not in said
+        assert "URLs is not allowed" in self.refused(server, site)
+        assert Site.looked == []
+
+    def test_a_file_where_files_are_allowed(self, server: Running, tmp_path: Path) -> None:
+        file = tmp_path / "cat.png"
+        picture(1).save(file)
+        with serving(server.engine, image_files=True) as allowing:
+            told = {"text": ASKED, "image_data": str(file), "sampling_params": NATIVE}
+            answer = generate(allowing.url, **told)
+            assert answer.json()["text"] == alone(server, Prompt(ASKED, picture(1)))
+            assert "no such file" in self.refused(allowing, str(file) + "s")
+
+    def test_an_address_where_its_host_is_allowed_and_public(
+        self, server: Running, site: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with serving(server.engine, image_hosts=("127.0.0.1",)) as allowing:
+            assert "not allowed" in self.refused(allowing, site.replace("127.0.0.1", "localhost"))
+            assert "public" in self.refused(allowing, site)
+            assert Site.looked == []
+            monkeypatch.setattr(Limits, "needs_public_address", False)
+            answer = generate(allowing.url, text=ASKED, image_data=site, sampling_params=NATIVE)
+            assert answer.json()["text"] == alone(server, Prompt(ASKED, picture(1)))
+            assert Site.looked == ["/cat.png"]

@@ -130,6 +130,7 @@ def program(model: Path, *options: str, **env: str) -> Iterator[tuple[subprocess
         env={**os.environ, **env},
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # as a shell starts it: Ctrl-C is for all of its group
     )  # fmt: skip
     assert process.stderr is not None
     lines = []
@@ -162,6 +163,69 @@ def test_a_signal_ends_the_program_cleanly_and_the_log_is_json(tiny_model_dir: P
     assert second["status"] == 404
     with pytest.raises(httpx.ConnectError):  # the port is free
         httpx.get(url, verify=False)
+
+
+def others_of(process: subprocess.Popen[str]) -> list[Path]:
+    """The processes that it started, where there is a way to see them."""
+    tasks = Path(f"/proc/{process.pid}/task")
+    found = [pid for file in tasks.glob("*/children") for pid in file.read_text().split()]
+    return [Path("/proc") / pid for pid in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_c_lets_answers_go_on(tiny_model_dir: Path, ranks: int) -> None:
+    settings = {"max_new_tokens": 100, "temperature": 0, "ignore_eos": True}
+    body = {"text": "Once", "sampling_params": settings, "stream": True}
+    with program(tiny_model_dir, "--tp-size", str(ranks)) as (process, url):
+        others = others_of(process)
+        with (
+            httpx.Client(verify=False, timeout=LONG) as client,
+            client.stream("POST", f"{url}/generate", json=body) as answer,
+        ):
+            pieces = answer.iter_text()
+            text = next(pieces)
+            os.killpg(process.pid, signal.SIGINT)
+            text += "".join(pieces)
+        assert events(text)[-1]["meta_info"]["completion_tokens"] == 100
+        assert process.wait(LONG) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+        until(lambda: not any(other.exists() for other in others))
+
+
+def test_ctrl_c_again_ends_at_once(tiny_model_dir: Path) -> None:
+    settings = {"max_new_tokens": 400, "ignore_eos": True}
+    body = {"text": ["Once"] * 300, "sampling_params": settings}  # minutes
+    with program(tiny_model_dir, "--drain-seconds", "600") as (process, url):
+
+        def is_busy() -> bool:
+            return "minisgl_running 0\n" not in httpx.get(f"{url}/metrics", verify=False).text
+
+        def is_over() -> bool:
+            try:
+                answer = httpx.get(f"{url}/health", verify=False, timeout=LONG)
+            except httpx.TransportError:
+                return True
+            return answer.status_code == 503
+
+        def ask() -> int:
+            try:
+                answer = httpx.post(f"{url}/generate", json=body, verify=False, timeout=LONG)
+            except httpx.TransportError:
+                return 0
+            return answer.status_code
+
+        with ThreadPoolExecutor(1) as pool:
+            status = pool.submit(ask)
+            until(
+                lambda: "minisgl_running 0\n" not in httpx.get(f"{url}/metrics", verify=False).text
+            )
+            os.killpg(process.pid, signal.SIGINT)
+            until(is_over)
+            assert not status.done()
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(LONG) == 0
+            assert status.result(LONG) in (0, 500, 503)  # no answer, in any case
 
 
 def test_the_status_says_that_the_engine_died(

@@ -79,16 +79,31 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What is kept of a run.  Its states would keep their engine, weights and all."""
+
+    seconds: float
+    hit_rate: float | None
+    answers: list[str]
+
+    @classmethod
+    def of(cls, run: Run, workload: Workload) -> Trial:
+        answers = [answer for state in run.states for answer in workload.answers(state)]
+        return cls(run.seconds, run.hit_rate, answers)
+
+
 @dataclass
 class Measured:
-    """One workload: runs of each variant, one a round."""
+    """One workload: trials of each variant, one a round."""
 
     workload: Workload
     size: Size
+    programs: int
     kv_tokens: int
     optimum: float
     answers: list[str]  # with memory for everything
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[Trial]]
 
     def relative(self, name: str) -> float:
         """Programs per second over those of "full"."""
@@ -101,12 +116,8 @@ class Measured:
 
     def equal(self, name: str) -> int:
         """How many answers of a variant are those that there were with memory for everything."""
-        said = answers(self.workload, self.runs[name][0])
+        said = self.runs[name][0].answers
         return sum(a == b for a, b in zip(said, self.answers, strict=True))
-
-
-def answers(workload: Workload, run: Run) -> list[str]:
-    return [answer for state in run.states for answer in workload.answers(state)]
 
 
 def measure(case: Case, size: Size, options: Options) -> Measured:
@@ -116,17 +127,18 @@ def measure(case: Case, size: Size, options: Options) -> Measured:
     dtype = "auto" if has_gpu(options) else "float32"  # so that answers can be compared
     settings: dict[str, Any] = {"device": options.device, "dtype": dtype}
     with sgl.Runtime(options.model, **settings) as roomy, recorded(roomy.engine) as requests:
-        expected = answers(workload, workload.run(roomy, jobs))
+        expected = Trial.of(workload.run(roomy, jobs), workload).answers
     settings["kv_tokens"] = part_of_tree(requests, case.share)
-    runs: dict[str, list[Run]] = {name: [] for name in VARIANTS}
+    runs: dict[str, list[Trial]] = {name: [] for name in VARIANTS}
     for _ in range(options.rounds):
         for name, variant in VARIANTS.items():  # one engine at a time: a laptop holds no more
             with sgl.Runtime(options.model, **settings, **variant.engine) as runtime:
                 system = System(name, runtime, variant.language)
                 if has_gpu(options):  # the first run compiles kernels for the shapes
                     system.run(workload, jobs)
-                runs[name].append(system.run(workload, jobs))
-    return Measured(workload, size, settings["kv_tokens"], hit_rates(requests)[1], expected, runs)
+                runs[name].append(Trial.of(system.run(workload, jobs), workload))
+    optimum = hit_rates(requests)[1]
+    return Measured(workload, size, len(jobs), settings["kv_tokens"], optimum, expected, runs)
 
 
 def size_of(case: Case, options: Options) -> Size:
@@ -142,7 +154,7 @@ def run(options: Options, cases: Sequence[Case] = CASES) -> Result:
         {
             "workload": each.workload.title,
             "variant": name,
-            "programs": len(each.runs[name][0].states),
+            "programs": each.programs,
             "slots": each.kv_tokens,
             "hit rate %": 100 * each.hit_rate(name),
             "seconds": statistics.median(run.seconds for run in each.runs[name]),
