@@ -7,10 +7,15 @@ must be woken for each of the thousand operators of a step, which takes longer t
 
 So the engine thread's team is to be the only one: what comes before it, loading a model, runs in a
 thread that ends; and callers' threads use numpy, which starts no team.
+
+Memory that is freed stays with glibc, by threads: what a model leaves behind, the next one's thread
+would not find.  So it is given back to the system before each call and after it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,10 +29,20 @@ def in_own_thread(f: Callable[[], T]) -> T:
     done: Future[T] = Future()
 
     def work() -> None:
+        _give_back_memory()
         try:
-            done.set_result(f())
+            result = f()
         except BaseException as error:  # the caller's to see, whatever it is
             done.set_exception(error)
+        else:
+            _give_back_memory()
+            done.set_result(result)
 
     threading.Thread(target=work, name="minisgl-load", daemon=True).start()
     return done.result()
+
+
+def _give_back_memory() -> None:
+    """What nothing uses; other C libraries than glibc do it by themselves."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

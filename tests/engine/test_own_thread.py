@@ -30,6 +30,38 @@ def test_the_thread_ends_with_it() -> None:
     assert not thread.is_alive()
 
 
+LOADS = """
+import sys, threading
+import torch
+from minisgl.engine.own_thread import in_own_thread
+
+def load():
+    return [torch.ones(1 << 19) for _ in range(64)]  # 128 MiB
+
+def memory():
+    status = open("/proc/self/status").read()
+    return int(status.split("VmRSS:")[1].split()[0]) // 1024
+
+torch.ones(1 << 22)  # 16 MiB, of which glibc learns to keep what is smaller
+done, sizes = threading.Event(), []
+for _ in range(6):
+    weights = in_own_thread(load)
+    sizes.append(memory())
+    threading.Thread(target=lambda: (bytearray(99), done.wait())).start()  # takes the memory over
+    del weights
+done.set()
+print(max(sizes) - sizes[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the memory")
+def test_what_was_loaded_and_dropped_takes_no_memory() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LOADS], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(told.stdout) < 64
+
+
 PROGRAM = """
 import os, sys
 import numpy as np
