@@ -164,7 +164,10 @@ def test_a_request_does_not_depend_on_its_company() -> None:
             prefix_lens=case.prefix_lens[b : b + 1],
             cu_seqlens=tensor([0, end - start], torch.int32),
         )
-        assert torch.equal(run(alone), together[start:end])
+        if use_triton(alone.qkv):
+            assert torch.equal(run(alone), together[start:end])
+        else:  # torch's batched matmul promises no bits
+            torch.testing.assert_close(run(alone), together[start:end], rtol=2e-2, atol=5e-3)
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
