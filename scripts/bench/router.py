@@ -2,9 +2,9 @@
 
     python -m scripts.bench.router [--data DIR] [--model DIR] [--workers 4] [--subjects 57]
 
-DIR has dev/*_dev.csv and test/*_test.csv: question, choice0 .. choice3, answer (0 to 3).  Without
---data questions of the same shape are made up.  Each policy gets a router and workers of its own,
-by `python -m minisgl.router`; the answers say how many tokens were cached.
+DIR has mmlu/dev/*_dev.csv and mmlu/test/*_test.csv: question, choice0 .. choice3, answer (0 to 3).
+Without --data questions of the same shape are made up.  Each policy gets a router and workers of
+its own, by `python -m minisgl.router`; the answers say how many tokens were cached.
 
 The optimum is that of one cache which forgets nothing and sees the prompts one after the other.
 Without --model, a random two-layer model answers: hit rates are those of any model with its
@@ -62,13 +62,13 @@ def shown(row: Row) -> str:
 def read(data: Path, most: int) -> dict[str, tuple[list[Row], list[Row]]]:
     """The first `most` subjects of a directory."""
     found = {}
-    for file in sorted(data.glob("test/*_test.csv"))[:most]:
+    for file in sorted(data.glob("mmlu/test/*_test.csv"))[:most]:
         name = file.name.removesuffix("_test.csv")
-        both = (data / "dev" / f"{name}_dev.csv", file)
+        both = (data / "mmlu" / "dev" / f"{name}_dev.csv", file)
         dev, test = (list(csv.reader(each.open(encoding="utf-8", newline="")))[1:] for each in both)
         found[name.replace("_", " ")] = (dev, test)
     if not found:
-        raise SystemExit(f"{data}: there is no test/*_test.csv")
+        raise SystemExit(f"{data}: there is no mmlu/test/*_test.csv")
     return found
 
 
@@ -132,7 +132,7 @@ def measure(url: str, texts: Sequence[str], clients: int) -> tuple[float, float,
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--data", type=Path, help="a directory with MMLU's CSV files")
+    p.add_argument("--data", type=Path, help="a directory that has MMLU's CSV files in mmlu")
     p.add_argument("--model", help="default: a random tiny one")
     p.add_argument("--workers", type=int, default=4)
     p.add_argument("--subjects", type=int, default=57, help="at most")
