@@ -20,10 +20,9 @@ from typing import Generic, TypeVar
 import torch
 
 from minisgl.engine.slab import Slab
-from minisgl.kernels.slab_attention import slab_attention, slab_attention_lse
+from minisgl.kernels.slab_attention import ROUND, slab_attention, slab_attention_lse
 
 Owner = TypeVar("Owner", bound=Hashable)
-ROUND = 32  # tokens
 MOST_QUERIES = 4  # for each new token
 
 
@@ -39,8 +38,8 @@ class Part(Generic[Owner]):
     longest: int  # tokens of the longest of the rows, the new ones included, rounded up
     target: torch.Tensor  # [count · 2 · KV]: where the new K and V heads go
     mask: torch.Tensor | None  # added to the scores [rows · KV, M, longest]; None: all are seen
-    token_of: torch.Tensor | None  # [rows · width]: whose query that is, any token's if nobody's;
-    query_of: torch.Tensor | None  # [count]: and back; None: each query is the token's in its place
+    token_of: torch.Tensor | None  # [rows · width]: of each query, any where it is nobody's ...
+    query_of: torch.Tensor | None  # [count]: ... and back; None: query i is token i's
 
     @classmethod
     def of(cls, slab: Slab[Owner], counts: Mapping[int, int], group: int) -> Part[Owner]:
@@ -143,7 +142,7 @@ def _mask(hidden: torch.Tensor, slab: Slab[Owner], group: int) -> torch.Tensor:
 
 
 def _rounded(length: int, slab: Slab[Owner]) -> int:
-    """`length`, rounded up: to oneDNN a product of a new shape costs as much as many of a known."""
+    """`length`, rounded up, as far as the slab goes."""
     return min(-(-length // ROUND) * ROUND, slab.capacity)
 
 

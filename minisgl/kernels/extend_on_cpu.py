@@ -7,7 +7,7 @@
 
 Shapes: as extend_attention.  Every new token attends to its request's tail, which is causal, and to
 its segments, with the new tokens of all their members as the rows of one product; the parts merge
-by their lse (slab_attention.py).  A *segment* is a run of slots that rows of `req_to_token` have in
+by their lse (slab_attention.py).  Tails of like lengths are padded to one batch (`Tails`).  A *segment* is a run of slots that rows of `req_to_token` have in
 common, as in cascade_attention.py; here it is found by comparing the rows, once a step, since all
 layers attend alike: see `ExtendPlan`.  There is no Triton kernel here: extend_attention.py has it.
 """
@@ -22,14 +22,20 @@ from itertools import pairwise
 
 import torch
 
-from minisgl.kernels.slab_attention import attention_scores, merge, shared_attention, weighted_sum_
+from minisgl.kernels.slab_attention import (
+    ROUND,
+    attention_scores,
+    merge,
+    shared_attention,
+    weighted_sum_,
+)
 
 MIN_SHARED = 128  # slots of a segment; what fewer of them spare does not pay for the merge
 BLOCK = 128  # new tokens whose scores are in memory at a time
 MANY = 32  # new tokens that are worth blocks
 APART = 2**13  # scores of one head that take as long as it takes to have one more batch of tails
 MOST_SCORES = 2**17  # in a batch, of one head
-ROUND, ROUND_NEW = 32, 8  # tokens
+ROUND_NEW = 8  # as ROUND, of new tokens
 
 
 @dataclass(frozen=True)
@@ -88,22 +94,21 @@ class Tails:
     It is a request's own, so that numbers of one that are not finite are no other's.
     """
 
-    count: int  # B
+    tails: Sequence[Tail]  # B
     prefix: int  # P, of the longest
     width: int  # n: new tokens, of the longest
     tokens: slice | torch.Tensor  # [start, stop) or [B · n] int64: new tokens, padding one of them
     slots: torch.Tensor  # [B · P] int64: of the prefixes, padding one of them
     padding: torch.Tensor | None  # [B, 1, 1, 1, P], added to the scores; None: there is none
     real: slice | torch.Tensor  # which of the B · n are not padding
-    causal: bool
 
     @classmethod
     def of(cls, tails: Sequence[Tail]) -> Tails:
         """Those of one tail have no padding."""
         if len(tails) == 1:
             (tail,) = tails
-            its, sizes = slice(tail.start, tail.stop), (1, len(tail.slots), len(tail))
-            return cls(*sizes, its, tail.slots, None, slice(None), tail.causal)
+            its = slice(tail.start, tail.stop)
+            return cls(tails, len(tail.slots), len(tail), its, tail.slots, None, slice(None))
         prefix, width = _common_sizes(tails)
         lengths = torch.tensor([len(tail) for tail in tails]).unsqueeze(1)
         starts = torch.tensor([tail.start for tail in tails]).unsqueeze(1)
@@ -118,7 +123,7 @@ class Tails:
             hidden = torch.arange(prefix) < torch.tensor(missing).view(-1, 1, 1, 1, 1)
             padding = torch.zeros(hidden.shape, dtype=torch.bfloat16)  # 0 and -inf are exact in it
             padding.masked_fill_(hidden, float("-inf"))
-        return cls(len(tails), prefix, width, tokens, slots, padding, real, True)
+        return cls(tails, prefix, width, tokens, slots, padding, real)
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ class ExtendPlan:
     segments: list[Segment]
 
     @cached_property
-    def batches(self) -> list[tuple[Tails, list[Tail]]]:
+    def batches(self) -> list[Tails]:
         """All of `tails`, like sizes together, where that costs less than it spares."""
         alone = [[tail] for tail in self.tails if tail.window or not tail.causal]
         others = [tail for tail in self.tails if tail.causal and not tail.window]
@@ -144,11 +149,11 @@ class ExtendPlan:
                 batches[-1].append(tail)
             else:
                 batches.append([tail])
-        return [(Tails.of(tails), tails) for tails in alone + batches]
+        return [Tails.of(tails) for tails in alone + batches]
 
 
 def _common_sizes(tails: Sequence[Tail]) -> tuple[int, int]:
-    """(P, n) of all of them, padded: of so many shapes oneDNN remembers the products."""
+    """(P, n) of all of them, padded."""
     prefix, width = (max(map(len, each)) for each in ([t.slots for t in tails], tails))
     width = -(-width // ROUND_NEW) * ROUND_NEW
     return (-(-(prefix + width) // ROUND) * ROUND - width if prefix else 0), width
@@ -198,13 +203,14 @@ def extend_on_cpu(
     T, H, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype)
     lse = torch.empty((T, H)) if plan.segments else None
-    for tails, each in plan.batches:
+    for batch in plan.batches:
+        first, *others = batch.tails
         # Flash attention leaves unused what multiplies bfloat16 so much faster than float32.
-        is_fast = q.dtype == torch.bfloat16 and tails.width >= MANY and not each[0].window
-        if len(each) > 1 or is_fast:
-            _attend_tails(q, kv, pool, tails, scale, out, lse)
+        is_fast = q.dtype == torch.bfloat16 and batch.width >= MANY and not first.window
+        if others or is_fast:
+            _attend_tails(q, kv, pool, batch, scale, out, lse)
         else:
-            _attend_tail(q, kv, pool, each[0], scale, out, lse)
+            _attend_tail(q, kv, pool, first, scale, out, lse)
     for segment in plan.segments:
         assert lse is not None
         k, v = pool.index_select(0, segment.slots).to(q.dtype).permute(1, 2, 0, 3)  # [KV, P, D]
@@ -250,7 +256,8 @@ def _attend_tails(
 ) -> None:
     """As `_attend_tail`: a block of queries at a time sees all its keys in two products with a
     softmax between them."""
-    B, P, n = tails.count, tails.prefix, tails.width
+    B, P, n = len(tails.tails), tails.prefix, tails.width
+    causal = tails.tails[0].causal
     (_, H, D), KV = q.shape, kv.shape[2]
     L, G = P + n, H // KV
     keys = torch.empty((2, B, KV, L, D), dtype=q.dtype)
@@ -266,11 +273,11 @@ def _attend_tails(
     for start in range(0, n, BLOCK):
         block = slice(start, min(start + BLOCK, n))
         m = block.stop - start
-        seen = P + block.stop if tails.causal else L
+        seen = P + block.stop if causal else L
         queries = rows[..., block, :].reshape(B * KV, G * m, D)
         scores = attention_scores(queries, k[:, :seen], None, scale)
         each = scores.view(B, KV, G, m, seen)
-        if tails.causal:
+        if causal:
             each[..., seen - m :] += _later(m, q.dtype)
         if tails.padding is not None:
             each[..., :P] += tails.padding

@@ -2,7 +2,7 @@
 
     o[r, h] = softmax_l(scale · q[r, h]·k[r, h // G, l]) · v[r, h // G, l]
 
-Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B·KV, 1, L], [1, G, L] or None
+Shapes: q [B, H, D], k and v [B·KV, L, D] (head-major), mask [B·KV, 1 or G, L] or None
 -> o [B, H, D].
 
 Two batched matrix products with a softmax between; the G = H / KV query heads that share a KV head
@@ -21,7 +21,8 @@ from functools import cache
 
 import torch
 
-MANY_ROWS = 16
+ROUND = 32  # lengths are rounded up to it: oneDNN makes a product of a new shape slowly
+MANY_ROWS = 16  # of the queries of a head, which from then on are the product's first operand
 MANY_SCORES = 2**14  # of a head, of bfloat16: then products win over flash attention
 BLOCK = 384  # rows
 

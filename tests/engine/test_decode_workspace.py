@@ -13,7 +13,8 @@ from minisgl.cache.tree_node import TreeNode
 from minisgl.engine.decode_workspace import FIRST_CAPACITY, DecodeWorkspace
 from minisgl.engine.segments import Segment
 from minisgl.engine.slab import Slab
-from minisgl.engine.slab_part import MOST_QUERIES, ROUND, parts_of
+from minisgl.engine.slab_part import MOST_QUERIES, parts_of
+from minisgl.kernels.slab_attention import ROUND
 
 LAYERS, KV, G, D = 2, 3, 2, 8
 SLOTS = 4096

@@ -171,8 +171,8 @@ def test_tails_of_like_sizes_are_one_batch_and_all_are_in_one() -> None:
     how = plan(case)
     assert len(how.tails) == len(sizes)
     told = [
-        (tails.count, tails.prefix, tails.width, [(len(t.slots), len(t)) for t in each])
-        for tails, each in how.batches
+        (len(b.tails), b.prefix, b.width, [(len(t.slots), len(t)) for t in b.tails])
+        for b in how.batches
     ]
     assert told == [
         (1, 0, 9, [(0, 9)]),
@@ -181,11 +181,11 @@ def test_tails_of_like_sizes_are_one_batch_and_all_are_in_one() -> None:
         (2, 224, 64, [(200, 60), (220, 61)]),
         (1, 400, 80, [(400, 80)]),
     ]
-    assert [len(torch.arange(2000)[tails.real]) for tails, _ in how.batches[2:4]] == [29, 121]
+    assert [len(torch.arange(2000)[b.real]) for b in how.batches[2:4]] == [29, 121]
     with mock.patch.object(cpu, "MOST_SCORES", 63):
-        assert [len(each) for _, each in plan(case).batches] == [1] * len(sizes)
+        assert [len(b.tails) for b in plan(case).batches] == [1] * len(sizes)
     each_alone = plan(case, window=100).batches, plan(case, causal=False).batches
-    assert [[len(tails) for _, tails in batches] for batches in each_alone] == [[1] * 9] * 2
+    assert [[len(b.tails) for b in batches] for batches in each_alone] == [[1] * 9] * 2
 
 
 def test_under_a_window_nothing_is_shared_unless_it_holds_everything() -> None:

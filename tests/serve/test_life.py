@@ -178,6 +178,7 @@ def test_ctrl_c_lets_answers_go_on(tiny_model_dir: Path, ranks: int) -> None:
     body = {"text": "Once", "sampling_params": settings, "stream": True}
     with program(tiny_model_dir, "--tp-size", str(ranks)) as (process, url):
         others = others_of(process)
+        assert len(others) >= ranks - 1 or not Path("/proc").exists()
         with (
             httpx.Client(verify=False, timeout=LONG) as client,
             client.stream("POST", f"{url}/generate", json=body) as answer,
