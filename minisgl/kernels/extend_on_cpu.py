@@ -7,9 +7,11 @@
 
 Shapes: as extend_attention.  Every new token attends to its request's tail, which is causal, and to
 its segments, with the new tokens of all their members as the rows of one product; the parts merge
-by their lse (slab_attention.py).  Tails of like lengths are padded to one batch (`Tails`).  A *segment* is a run of slots that rows of `req_to_token` have in
-common, as in cascade_attention.py; here it is found by comparing the rows, once a step, since all
-layers attend alike: see `ExtendPlan`.  There is no Triton kernel here: extend_attention.py has it.
+by their lse (slab_attention.py).  Tails of like lengths are padded to one batch (`Tails`).
+
+A *segment* is a run of slots that rows of `req_to_token` have in common, as for the kernel in
+cascade_attention.py; here it is found by comparing the rows, once a step, since all layers attend
+alike: see `ExtendPlan`.  There is no Triton kernel here: extend_attention.py has it.
 """
 
 from __future__ import annotations
